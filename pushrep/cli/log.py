@@ -2,7 +2,6 @@
 
 ls, describe, dump, verify            read only; a writer may be running
 repair, restore, truncate,            take the writer's lock; refused while a writer runs, with its process id
-rebuild-index,
 new-epoch
 purge                                 the service that has the outbox open does it; else this process takes the lock
 """
@@ -15,14 +14,13 @@ import click
 
 from pushrep.cli.common import show_json, show_table
 from pushrep.cli.log_dump import dump
+from pushrep.cli.log_names import any_log_argument, directory_argument, log_argument, log_path, log_paths
 from pushrep.cli.log_verify import print_findings, verify
 from pushrep.cli.options import time_ms_of
 from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import (
-    OUTBOX_FILE_NAME,
-    is_log_name,
     outboxes_at,
     parse_log_name,
     read_leader_epochs,
@@ -89,17 +87,18 @@ def _row(one: LogSummary) -> tuple[str, ...]:
 
 
 @click.command(short_help="Show a log's segments and checkpoints.")
-@click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
+@directory_argument
+@any_log_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
-def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
-    """Show a LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, files kept aside. For
-    a DIRECTORY it shows every log in it, and in its worker slots.
+def describe(directory: Path, name: str | None, as_json: bool) -> None:  # noqa: FBT001 - as above
+    """Show a LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, files kept aside.
+    Without LOG it shows every log in DIRECTORY, and in its worker slots.
 
     Files kept aside by recovery and repair: .cut (bytes cut off the log's end), .corrupt (bytes that were replaced),
     .stale and .tmp.
     """
-    for number, path in enumerate(logs_at(log)):
-        facts = _facts(path) | {"log": shown_below(log, path)}
+    for number, path in enumerate(log_paths(directory, name)):
+        facts = _facts(path) | {"log": shown_below(directory, path)}
         if as_json:
             show_json(facts)
         else:
@@ -169,7 +168,8 @@ def _facts(log: Path) -> dict[str, Any]:
 
 
 @click.command(short_help="Repair a damaged log, from a copy say.")
-@click.argument("log", type=click.Path(path_type=Path))
+@directory_argument
+@log_argument
 @click.option(
     "--from-copy",
     "copy",
@@ -192,14 +192,15 @@ def _facts(log: Path) -> dict[str, Any]:
 @click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
-    log: Path, copy: Path | None, cut_at: int | None, cut_name: str | None, dry_run: bool, as_json: bool,  # noqa: FBT001
+    directory: Path, name: str, copy: Path | None, cut_at: int | None, cut_name: str | None, dry_run: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Repair a damaged LOG that no process writes. Replaced bytes are kept in .corrupt files, cut bytes in .cut files.
 
     \b
-      pushrep log repair out/orders-0 --from-copy /backup/orders-0 --dry-run
-      pushrep log repair out/orders-0 --from-copy /backup/orders-0
-      pushrep log repair out/orders-0 --cut orders-0          all from the first damage on is lost
+      pushrep log repair out orders-0 --from-copy /backup/orders-0 --dry-run
+      pushrep log repair out orders-0 --from-copy /backup/orders-0
+      pushrep log repair out orders-0 --cut orders-0          all from the first damage on is lost
 
     \b
     Only the damaged range is taken from a copy, and only if offsets, epochs and CRCs match on both sides of it.
@@ -208,9 +209,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if sum(option is not None for option in (copy, cut_at, cut_name)) > 1:
         raise click.UsageError("give one of --from-copy, --cut-at and --cut")
-    name = checked_log(log).name
-    if cut_name is not None and cut_name != name:
-        raise click.BadParameter(f"{cut_name!r} is not this log's name: give {name}", param_hint="--cut")
+    log = log_path(directory, name)
+    if cut_name is not None and cut_name != log.name:
+        raise click.BadParameter(f"{cut_name!r} is not this log's name: give {log.name}", param_hint="--cut")
     with progress("repairing"):
         report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
     outbox = None if report.after is None else outbox_after_cut(checked_log(log), report.after.verified_to)
@@ -251,17 +252,20 @@ def _print_report(report: RepairReport) -> None:
 
 
 @click.command(short_help="Cut a log at an offset.")
-@click.argument("log", type=click.Path(path_type=Path))
+@directory_argument
+@log_argument
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Cut below the high watermark, too: acknowledged records are removed.")
 @click.option("--no-keep", is_flag=True, help="Keep no .cut file of the last segment's bytes: for a full disk.")
 @click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
-def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+def truncate(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, name: str, offset: int, force: bool, no_keep: bool, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
     """Cut LOG at the start of the batch that holds OFFSET: this batch and all after it are removed.
 
     The removed bytes are kept in .cut files, which pushrep log restore puts back.
     """
-    path = checked_log(log)
+    path = checked_log(log_path(directory, name))
     with SegmentLog.open(path) as opened:
         before, aside = opened.log_end_offset, set(leftovers(path))
         try:
@@ -283,34 +287,23 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
         print_outbox(path, outbox)
 
 
-@click.command("rebuild-index", short_help="Rebuild the indexes of a log.")
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The names of the files as a JSON object.")
-def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Rebuild every .index and .timeindex file of LOG from its batches."""
-    names = Repairer(log).rebuild_indexes()
-    if as_json:
-        show_json({"log": checked_log(log).name, "rebuilt": names})
-    else:
-        click.echo(f"{checked_log(log).name}: {len(names)} index files rebuilt")
-
-
 @click.command(short_help="Append the batches of a file kept aside.")
-@click.argument("log", type=click.Path(path_type=Path))
+@directory_argument
+@log_argument
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Print which batches would be appended; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
-def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+def restore(directory: Path, name: str, file: Path, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Append the whole batches of FILE, a .cut or .corrupt file of LOG, to the log's end.
 
     \b
-      pushrep log restore out/orders-0 out/orders-0/00000000000000001000.log.4096.cut --dry-run
+      pushrep log restore out orders-0 out/orders-0/00000000000000001000.log.4096.cut --dry-run
 
     This works only if the first offset of FILE is the log's end: a log that has grown since has other records at those
     offsets. FILE is not changed. Do not use it if replicas hold records from after the cut. Exit code 1 if FILE does
     not fit.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    report = restore_file(log, file, dry_run=dry_run)
+    report = restore_file(log_path(directory, name), file, dry_run=dry_run)
     if as_json:
         show_json(report.as_dict())
     elif report.refused is not None:
@@ -373,41 +366,42 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
 
 
 @click.command(short_help="Remove whole old segments.")
-@click.argument("path", metavar="DIRECTORY|LOG", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@directory_argument
+@any_log_argument
 @click.option(
     "--before",
     metavar="TIME|OFFSET",
     required=True,
-    help="Remove segments whose records are all older: an ISO 8601 time (UTC if it names no zone), or an offset of one "
+    help="Remove segments whose records are all older: an ISO 8601 time (UTC if it names no zone), or an offset of "
     "LOG.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
-def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Remove whole old segments of one LOG, or of all logs in a DIRECTORY (of worker slots: in every slot). A service
+def purge(directory: Path, name: str | None, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Remove whole old segments of one LOG, or of all logs in DIRECTORY (of worker slots: in every slot). A service
     may have it open.
 
     \b
       pushrep log purge outbox --before 2026-01-31 --dry-run
       pushrep log purge outbox --before 2026-01-31
-      pushrep log purge outbox/orders-3 --before 120000
+      pushrep log purge outbox orders-3 --before 120000
 
     A segment is removed if all its records are older. The newest segment always stays, and so do records that a
     destination has not acknowledged, or that a replica, a replay or the outbox itself still needs: the output names the
     reader that needs them.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    path = path.absolute()
-    places, topic, partition = outboxes_at(path), None, None
-    if is_log_name(path.name) and not any((place / OUTBOX_FILE_NAME).exists() for place in places):
-        places, (topic, partition) = [path.parent], parse_log_name(path.name)
+    places, topic, partition = outboxes_at(directory), None, None
+    if name is not None:
+        log = log_path(directory, name)
+        places, (topic, partition) = [log.parent], parse_log_name(log.name)
     offset = int(before) if before.isdecimal() else None
     if offset is not None and partition is None:
         raise click.BadParameter(
-            "an offset needs one LOG: give DIRECTORY/<topic>-<n>, or a time", param_hint="--before"
+            "an offset needs one LOG: give DIRECTORY and its name, orders-0 say, or a time", param_hint="--before"
         )
     time_ms = time_ms_of("--before", before) if offset is None else None
     if partition is None:
-        logs_at(path)  # raises NotALog if there is none
+        log_paths(directory, None)  # raises NotALog if there is none
     wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
     for place in places:
         try:
@@ -415,7 +409,7 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
         except NobodyAnswers:
             found = purge_closed(place, topic, partition, before_offset=offset, before_ms=time_ms, dry_run=dry_run)
         for one in found:
-            one["log"] = shown_below(path, place / one["log"])
+            one["log"] = shown_below(directory, place / one["log"])
             if as_json:
                 show_json(one | {"dry_run": dry_run})
             else:
@@ -437,17 +431,12 @@ def log() -> None:
     """Show, check and repair the files of logs.
 
     \b
-      pushrep log ls DIRECTORY               list its logs: offsets, size, writer, closed cleanly or not
-      pushrep log describe LOG               show segments, indexes, epochs, checkpoints, files kept aside
-      pushrep log dump LOG --records         print batches and records in the format of Kafka's DumpLogSegments
-      pushrep log verify DIRECTORY           check every byte
-      pushrep log repair LOG --from-copy D   take the damaged range from another copy, if it matches
-      pushrep log restore LOG FILE           append batches from a file kept aside, if they fit
-      pushrep log purge DIRECTORY --before T remove whole old segments
+      pushrep log ls outbox
+      pushrep log verify outbox orders-0
 
-    LOG is the directory of one partition, DIRECTORY the directory above it. Exit code 1: damage was found.
+    LOG is the name of a log in DIRECTORY: orders-0, or slot-3/orders-0. Exit code 1: damage was found.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (ls, describe, dump, verify, repair, restore, truncate, rebuild_index, new_epoch, purge):
+for command in (ls, describe, dump, verify, repair, restore, truncate, new_epoch, purge):
     log.add_command(command)

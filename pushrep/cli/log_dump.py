@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import show_json
+from pushrep.cli.log_names import any_log_argument, log_path
 from pushrep.cli.record_rows import field
 from pushrep.log.dump import (
     OFFSET_LIMIT,
@@ -25,7 +26,8 @@ from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
 
 
 @click.command(short_help="Print batches as Kafka's tool does.")
-@click.argument("path", metavar="LOG|FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="DIRECTORY|FILE", type=click.Path(path_type=Path))
+@any_log_argument
 @click.option("--records", is_flag=True, help="Print each record below its batch.")
 @click.option("--indexes", is_flag=True, help="Print the .index and .timeindex of each segment, too.")
 @click.option(
@@ -44,15 +46,20 @@ from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each batch or index entry.")
 def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
-    path: Path, records: bool, indexes: bool, from_: int, to: int, as_json: bool,  # noqa: FBT001
+    path: Path, name: str | None, records: bool, indexes: bool, from_: int, to: int, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Print the batches of a LOG, or the content of one FILE of it: .log, .index, .timeindex, a checkpoint, a marker.
+    """Print the batches of a LOG of DIRECTORY, or the content of one FILE: .log, .index, .timeindex, a checkpoint, a
+    marker.
 
     The lines are those of Kafka's DumpLogSegments. Unlike Kafka's tool this command stops at bytes that are not a whole
     batch, prints where and why, and ends with exit code 1.
     """
     if from_ > to:
         raise click.BadParameter(f"{to} is below --from {from_}", param_hint="--to")
+    if name is not None:
+        path = log_path(path, name)
+    elif not path.is_file():
+        raise click.UsageError("give a DIRECTORY and one of its logs, orders-0 say, or one FILE")
     window = OffsetWindow(from_, to)
     files = files_to_dump(path, window, indexes=indexes)
     # A file that the writer has removed since it was listed is skipped.

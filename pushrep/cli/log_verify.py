@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from pushrep.cli.common import show_json
+from pushrep.cli.log_names import any_log_argument, directory_argument, log_paths
 from pushrep.cli.progress import adding, progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import list_segments, read_partition_metadata, shown_below, slot_directories
-from pushrep.log.inspection import logs_at
 from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, bytes_to_verify, verify_log
 from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held
@@ -69,21 +69,22 @@ _REMEDIES = {
     FindingKind.END: "pushrep log repair",
     FindingKind.SEAL: "pushrep log repair",
     FindingKind.HOLE: "consume the topic from a broker",
-    FindingKind.INDEX: "pushrep log rebuild-index",
+    FindingKind.INDEX: "pushrep log repair",
     FindingKind.FILE: "pushrep log repair, or restore the file from a copy",
 }
 assert _REMEDIES.keys() == set(FindingKind), "each kind of finding has its remedy"
 
 
 @click.command(short_help="Read every byte and report damage.")
-@click.argument("path", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
+@directory_argument
+@any_log_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 @click.option(
     "--against",
     metavar="ADDRESS|DIRECTORY",
     help="Compare each batch with this copy, too: HOST:PORT of a node, or the directory above the copy.",
 )
-def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT001 - click's
+def verify(directory: Path, name: str | None, as_json: bool, against: str | None) -> None:  # noqa: FBT001 - click's
     """Read every batch of a LOG, or of all logs in DIRECTORY (of worker slots: in every slot), and report damage: file,
     byte, offset, reason, remedy.
 
@@ -95,11 +96,11 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
     and the next open cuts off, is reported and does not count as damage.
     """
     whole = True
-    for log in logs_at(path):
-        name = shown_below(path, log)
-        with progress(name, bytes_to_verify(log)) as show:
+    for log in log_paths(directory, name):
+        shown = shown_below(directory, log)
+        with progress(shown, bytes_to_verify(log)) as show:
             report = verify_log(log, on_bytes=adding(show))
-        report.log = name
+        report.log = shown
         whole = whole and report.is_whole
         members = members_that_hold(log, report)
         if as_json:

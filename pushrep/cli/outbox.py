@@ -61,12 +61,6 @@ _AGAIN_S = 0.05
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("topic")
 @click.option(
-    "--stand-by",
-    is_flag=True,
-    required=True,
-    help="Start COMMAND when this instance becomes the leader, end it when another does.",
-)
-@click.option(
     "--partitions",
     type=click.IntRange(1),
     help="Refuse an outbox that was made with another number of partitions.  [default: take what it has]",
@@ -107,7 +101,7 @@ _AGAIN_S = 0.05
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, topic: str, stand_by: bool, partitions: int | None, producer: str,  # noqa: ARG001, FBT001
+    directory: Path, topic: str, partitions: int | None, producer: str,
     takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
     health: str | None, cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig,
     command: tuple[str, ...],
@@ -115,7 +109,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Stand by for an outbox, and run COMMAND while this instance leads: each line that COMMAND prints is appended.
 
     \b
-      pushrep outbox run data orders --stand-by -- ./orders-service --port 8080
+      pushrep outbox run data orders -- ./orders-service --port 8080
 
     DIRECTORY is the directory of this machine's node, TOPIC that of `pushrep outbox create`. Lines are numbered from 1
     through all instances; line n goes to partition n mod N. COMMAND's standard input gets "LINE PARTITION OFFSET" for

@@ -15,20 +15,16 @@ import click
 from filtering import METADATA_HEADER
 from filtering.errors import shown_partition
 from pushrep.cli.common import show_table
+from pushrep.cli.log_names import directory_argument, log_argument, named_logs
 from pushrep.cli.options import time_ms_of
-from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
+from pushrep.cli.record_rows import as_json, carrier_of, cell, is_in_key, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
-from pushrep.log.directory_files import in_its_slot, is_named, log_at, readable_logs, shown_name
-from pushrep.log.inspection import is_log
+from pushrep.log.directory_files import log_at, shown_name
 from pushrep.records import Record
 
 _TABLE_ROWS = 20
 _LATEST_RECORDS = 10
-
-
-class UnknownTopic(PushrepError):
-    """No log of that topic or partition in the directory."""
 
 
 class BadStart(PushrepError):
@@ -36,9 +32,8 @@ class BadStart(PushrepError):
 
 
 @click.command(short_help="Show the records of a topic's logs.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("topic", metavar="TOPIC[-N]")
-@click.option("--partition", type=click.IntRange(0), help="Only this partition; the same as TOPIC-N.  [default: all]")
+@directory_argument
+@log_argument
 @click.option(
     "--from",
     "from_",
@@ -63,7 +58,6 @@ class BadStart(PushrepError):
     show_default=True,
     help="json: one object a line. raw: the values alone, one a line.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--isolation",
     type=click.Choice(["stable", "written"]),
@@ -71,31 +65,25 @@ class BadStart(PushrepError):
     show_default=True,
     help="stable: only records below the stable offset, which survive a power cut. written: all appended records.",
 )
-@click.option(
-    "--carrier",
-    type=click.Choice(["key", "header"]),
-    help="Where records carry their stream metadata.  [default: as the outbox in DIRECTORY was made, else key]",
-)
 def read(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, topic: str, partition: int | None, from_: str, count: int | None, format_: str, as_json: bool,  # noqa: FBT001
-    isolation: Isolation, carrier: str | None,
+    directory: Path, name: str, from_: str, count: int | None, format_: str,
+    isolation: Isolation,
 ) -> None:  # fmt: skip
-    """Show the records of TOPIC in DIRECTORY, partition by partition, with their source partition and source offset.
+    """Show the records of LOG in DIRECTORY, with their source partition and source offset. LOG is orders-0, or orders
+    for all logs of this topic.
 
     \b
       pushrep read out flights                              the first records of each partition
       pushrep read out flights-2 --from latest --count 5    the last five of partition 2
-      pushrep read out flights --from 2013-07-04 --json     all records since then, as JSON lines
+      pushrep read out flights --from 2013-07-04 --format json   all records since then, as JSON lines
       pushrep read out greetings --format raw | wc -l
 
     \b
     The column "source" is the stream metadata in the key or header: PID, source partition, source offset.
     In JSON a key or value that is not UTF-8 is key_base64 or value_base64.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if as_json:
-        format_ = "json"
-    chosen = _chosen(directory, topic, partition)
-    carrier = carrier or carrier_of(log_at(directory, *chosen[0]).parent, chosen[0][0])
+    chosen = named_logs(directory, name)
+    carrier = carrier_of(log_at(directory, *chosen[0]).parent, chosen[0][0])
     limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
     if format_ == "table" and limit is None:
         limit = _TABLE_ROWS
@@ -110,24 +98,6 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
             _print_table(rows, carrier)
         else:
             _write_lines(rows, carrier, raw=format_ == "raw")
-
-
-def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[str, int]]:
-    """The topic and number of each log to show, in all worker slots. `topic` is a topic's name, or else TOPIC-N."""
-    logs = readable_logs(directory)
-    chosen = [log for log in logs if log[0] == topic] or [log for log in logs if is_named(log, topic)]
-    if not chosen:
-        if is_log(directory):
-            raise UnknownTopic(f"{directory} is one log: give the directory above it, {directory.absolute().parent}")
-        known = ", ".join(sorted({name for name, _ in logs})) or "no logs"
-        raise UnknownTopic(f"{directory} holds no log of {topic}; it holds {known}")
-    if partition is None:
-        return chosen
-    only = [log for log in chosen if in_its_slot(log[1]) == partition]
-    if not only:
-        known = ", ".join(shown_partition(number) for _, number in chosen)
-        raise UnknownTopic(f"--partition {partition}: {topic} has the partitions {known}")
-    return only
 
 
 class RecordRange(NamedTuple):
@@ -181,7 +151,7 @@ def _print_table(rows: Iterable[tuple[int, Record]], carrier: str) -> None:
                 str(record.offset),
                 time_text(record.timestamp_ms),
                 cell(record.value),
-                "" if carrier == "key" and metadata else cell(record.key),
+                "" if is_in_key(record, carrier) else cell(record.key),
                 f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
                 " ".join(f"{name}={cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
             )

@@ -21,13 +21,18 @@ def carrier_of(directory: Path, topic: str) -> str:
 
 
 def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
-    """The stream metadata in the record's key or header (carrier: "key" or "header"); None if it has none."""
-    if carrier == "key":
+    """The stream metadata in the record's key (carrier: "key") or header; None if it has none."""
+    if is_in_key(record, carrier):
         return StreamMetadata.try_unpack(record.key)
     for name, value in reversed(record.headers):
         if name == METADATA_HEADER:
             return StreamMetadata.try_unpack(value)
     return None
+
+
+def is_in_key(record: Record, carrier: str) -> bool:
+    """Whether the record's key is stream metadata."""
+    return carrier == "key" and StreamMetadata.try_unpack(record.key) is not None
 
 
 def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
     row |= {"partition": int(partition), "offset": record.offset, "timestamp_ms": record.timestamp_ms}
     if metadata is not None:
         row["source"] = {"pid": metadata.pid, "partition": metadata.partition, "offset": metadata.offset}
-    if carrier != "key" or metadata is None:
+    if not is_in_key(record, carrier):
         row |= field("key", record.key)
     row |= field("value", record.value)
     headers = [field("value", value) | {"name": name} for name, value in record.headers if name != METADATA_HEADER]

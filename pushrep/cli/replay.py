@@ -20,10 +20,11 @@ import click
 from fastavro.write import Writer as AvroWriter
 
 from pushrep.cli.common import whole_step
-from pushrep.cli.options import client_tls, time_ms_of
+from pushrep.cli.log_names import named_logs
+from pushrep.cli.options import client_tls, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
-from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
-from pushrep.log.directory_files import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
+from pushrep.cli.record_rows import as_json, carrier_of, cell, is_in_key, metadata_of, time_text
+from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,
@@ -132,12 +133,11 @@ def writer_for(format_: str, out: BinaryIO, *, partition: int, carrier: str) -> 
 def _row(record: Record, carrier: str) -> bytes:
     metadata = metadata_of(record, carrier)
     source = f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else ""
-    key = "" if carrier == "key" and metadata else cell(record.key)
+    key = "" if is_in_key(record, carrier) else cell(record.key)
     return _ROW.format(record.offset, time_text(record.timestamp_ms), source, key, cell(record.value)).encode()
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def node_options(command: F) -> F:
@@ -145,18 +145,10 @@ def node_options(command: F) -> F:
 
     @wraps(command)
     def with_node(*args: Any, cert: Path | None, key: Path | None, ca: Path | None, **kwargs: Any) -> Any:
-        return command(*args, node=_access(cert, key, ca), **kwargs)
+        context = client_tls(cert, key, ca)
+        return command(*args, node=None if context is None else NodeAccess(tls=context), **kwargs)
 
-    options = [
-        click.option(
-            "--cert", type=_PATH, help="A PEM file: your certificate for a node with mutual TLS. Needs --key and --ca."
-        ),
-        click.option("--key", type=_PATH, help="A PEM file: the private key of --cert."),
-        click.option("--ca", type=_PATH, help="A PEM file: the CA that signed the node's certificate."),
-    ]
-    for option in reversed(options):
-        with_node = option(with_node)
-    return with_node  # type: ignore[return-value]  # the same command, as click sees it
+    return tls_options(with_node)  # type: ignore[return-value]  # the same command, as click sees it
 
 
 def recording_of(text: str) -> int | str:
@@ -165,26 +157,23 @@ def recording_of(text: str) -> int | str:
 
 
 def recordings_of(where: str, text: str) -> list[int | str]:
-    """The recording; in a directory of worker slots, the recordings of this name in every slot."""
-    found: list[int | str] = []
-    if slot_directories(where):
-        found += [shown_name(*log) for log in readable_logs(where) if is_named(log, text)]
-    return found or [recording_of(text)]
+    """The recording; in a directory each log that the text names. Raises ClickException, NotALogDirectory."""
+    recording = recording_of(text)
+    if isinstance(recording, str) and Path(where).is_dir():
+        return [shown_name(*log) for log in named_logs(Path(where), recording)]
+    return [recording]
 
 
 def log_of(client: ReplayClient, recording: int | str) -> tuple[str, int]:
-    """The recording's topic and partition. Raises InvalidLogName for an invalid name, UsageError for an unknown id."""
-    if isinstance(recording, str):
+    """The recording's topic and partition. Raises ClickException, which names those that are there."""
+    if isinstance(recording, str) and is_log_name(recording.rpartition("/")[2]):
         return parse_shown_name(recording)
-    found = next((one for one in client.recordings() if one.recording_id == recording), None)
+    there = client.recordings()
+    found = next((one for one in there if one.recording_id == recording), None)
     if found is None:
-        raise click.UsageError(f"there is no recording {recording}: `pushrep recording list` shows all")
+        known = ", ".join(one.name for one in there) or "none"
+        raise click.ClickException(f"{client.where} has no recording {recording}; it has {known}")
     return found.topic, found.partition
-
-
-def _access(cert: Path | None, key: Path | None, ca: Path | None) -> NodeAccess | None:
-    context = client_tls(cert, key, ca)
-    return None if context is None else NodeAccess(tls=context)
 
 
 class Until(NamedTuple):
@@ -208,7 +197,7 @@ class Until(NamedTuple):
 
 @click.command(short_help="Read any part of a log again, or follow it.")
 @click.argument("where", metavar="DIRECTORY|ADDRESS")
-@click.argument("recording", metavar="TOPIC-N|ID")
+@click.argument("recording", metavar="LOG|ID")
 @click.option(
     "--from",
     "from_",
@@ -248,19 +237,13 @@ class Until(NamedTuple):
 @click.option(
     "--max-bytes-per-s", type=click.IntRange(1), help="Read at most so many bytes a second.  [default: no limit]"
 )
-@click.option(
-    "--carrier",
-    type=click.Choice(["key", "header"]),
-    help="Where records carry their stream metadata.  [default: as the outbox in DIRECTORY was made, else key]",
-)
 @node_options
 def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     where: str, recording: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
     bound: str, format_: str, out: Path | None, force: bool, max_bytes_per_s: int | None,  # noqa: FBT001
-    carrier: str | None, node: NodeAccess | None,
+    node: NodeAccess | None,
 ) -> None:  # fmt: skip
-    """Replay partition N of TOPIC from DIRECTORY, where a writer may be running, or from the node at ADDRESS
-    (host:port).
+    """Replay LOG, orders-0 say, from DIRECTORY, where a writer may be running, or from the node at ADDRESS (host:port).
 
     \b
       pushrep replay out orders-0                                          all records
@@ -270,7 +253,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep replay replica-1:7400 orders-0 --count 10                    from a node (see pushrep recording list)
 
     \b
-    In a directory of worker slots TOPIC-N is this partition of every slot, one after the other; slot-M/TOPIC-N is one.
+    In a DIRECTORY LOG may be orders: all logs of this topic, one after the other; with worker slots orders-0 is this
+    partition of every slot, and slot-1/orders-0 is one.
     After Ctrl-C the output is complete up to a record, and standard error has the offset to continue from. A replay
     from a node reconnects by itself and continues where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
@@ -300,7 +284,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
             if stream is None and out is not None:  # a refused replay must not make, or empty, the file
                 stream = opened.enter_context(out.open("wb" if force else "xb"))
             assert stream is not None
-            chosen = carrier or carrier_of(log_at(where, topic, partition).parent, topic)
+            chosen = carrier_of(log_at(where, topic, partition).parent, topic)
             _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
 
 

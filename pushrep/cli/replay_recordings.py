@@ -33,7 +33,7 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
 
 @recording.command(short_help="Let a stopped recording continue.")
 @click.argument("address")
-@click.argument("name", metavar="TOPIC-N|ID")
+@click.argument("name", metavar="LOG|ID")
 @click.option(
     "--leader-epoch",
     type=click.IntRange(0),
@@ -50,7 +50,7 @@ def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) 
 
 @recording.command(short_help="Cut a recording at an offset.")
 @click.argument("address")
-@click.argument("name", metavar="TOPIC-N|ID")
+@click.argument("name", metavar="LOG|ID")
 @click.option(
     "--at",
     "offset",
@@ -72,7 +72,7 @@ def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess |
 
 @recording.command(short_help="Remove old segments of a recording.")
 @click.argument("address")
-@click.argument("name", metavar="TOPIC-N|ID")
+@click.argument("name", metavar="LOG|ID")
 @click.option(
     "--before",
     "offset",
@@ -92,7 +92,7 @@ def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | No
 
 @recording.command(short_help="Delete a recording and its files.")
 @click.argument("address")
-@click.argument("name", metavar="TOPIC-N|ID")
+@click.argument("name", metavar="LOG|ID")
 @click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @node_options

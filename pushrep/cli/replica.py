@@ -8,12 +8,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from pushrep.cli.common import log_at_least
 from pushrep.cli.options import copy_check_option, node_log_options, replay_options
 from pushrep.cli.replica_members import add, adopt_command, moved_command, remove
 from pushrep.cli.replica_members import replace as replace_command
@@ -108,15 +106,9 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS; /metrics then needs a client "
     "certificate signed by --ca.  [default: serve nothing]",
 )
-@click.option(
-    "--max-replays",
-    type=click.IntRange(1),
-    help="The most replays at once, the same as --replay max_sessions=N.  [default: 20]",
-)
 @replay_options
 @node_log_options
 @copy_check_option
-@click.option("--verbose", "-v", is_flag=True, help="Log connections, too, on standard error (--log-level info).")
 def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     listen: Address,
@@ -127,26 +119,23 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     ca: Path | None,
     max_connections: int,
     metrics: Address | None,
-    max_replays: int | None,
     replay: ReplaySettings,
     log_config: LogConfig,
     *,
     flush: bool,
     plain: bool,
     copy_check: bool,
-    verbose: bool,
 ) -> None:
     """Keep copies of other services' logs in DIRECTORY, until Ctrl-C or SIGTERM.
 
     \b
       pushrep replica serve copies --allow any --metrics 127.0.0.1:9400
-      pushrep replica serve copies --allow any --max-replays 100 --log retention_ms=604800000
+      pushrep replica serve copies --allow any --replay max_sessions=100 --log retention_ms=604800000
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
     The node prints one line when it listens. A leader's records are in DIRECTORY/<outbox id>/<topic>-<n>, byte for byte
     the same as in the leader's log: the commands of `pushrep log`, and `pushrep read`, work there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    log_at_least(logging.INFO if verbose else logging.WARNING)
     AUDIT.setLevel(logging.INFO)
     files = _certificates(cert, key, ca)
     for address in (listen, metrics):
@@ -165,7 +154,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
             plain_off_loopback=plain,
             connections_max=max_connections,
             log_config=log_config,
-            replay=replay if max_replays is None else replace(replay, max_sessions=max_replays),
+            replay=replay,
         )
     except BadArgument as error:
         raise click.UsageError(str(error)) from error

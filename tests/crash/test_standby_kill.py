@@ -483,7 +483,7 @@ def kill_a_runner(trio, *options):
     """Kill the leading one of three runners. Returns the next leader, and the acknowledged lines by offset."""
 
     def run(index):
-        more = ("--takeover-after-ms", str(TAKEOVER_MS), "--stand-by", "--", sys.executable, "-c", COMMAND)
+        more = ("--takeover-after-ms", str(TAKEOVER_MS), "--", sys.executable, "-c", COMMAND)
         trio.services[index] = Process("-c", RUNNER, "outbox", "run", str(trio.data(index)), "orders", *options, *more)
 
     trio.create()

@@ -685,25 +685,20 @@ def test_a_replica_that_refuses_says_so_in_its_leaders_status_by_name(world):
         outbox.append(0, b"b").result(WAIT_S)
         told = lambda: outbox.status().members[2]  # noqa: E731 - asked again and again
         wait_until(lambda: "NOT_A_MEMBER" in (told().trouble or ""), "the status says why")
-        assert "replica_away" in {one.problem for one in outbox.status().problems()}
+        assert "replica_away" in {one.name for one in outbox.status().problems()}
 
 
 def test_status_says_what_a_directory_is(three, pushrep):
     """A replica's and a node's directory, and a leader that was replaced while it was closed."""
     three.start()
-    code, _, errors = pushrep("replica", "status", three.world.root / "node-1")
-    assert (code, "it is the directory of a node" in errors) == (1, True)
     assert three.promote(2, depose=True).grant.leader == 2
-    for index, told in ((1, "member 2 leads since epoch"), (2, "it leads, but no service has opened it yet")):
-        code, _, errors = pushrep("replica", "status", three.directory(index))
-        assert code == 1
-        assert f"member {index}" in errors
-        assert told in errors
-        assert "create=True" not in errors
+    for directory, kind in ((three.world.root / "node-1", "node"), (three.directory(1), "logs")):
+        code, output, _ = pushrep("status", directory, "--json")
+        assert (code, json.loads(output)["places"][0]["kind"]) == (int(kind == "node"), kind), "its copies wait"
     with pytest.raises(NotLeader):
         three.lead()
-    code, output, _ = pushrep("replica", "status", three.world.root / "outbox", "--json")
-    assert [one["index"] for one in json.loads(output)["members"] if one["is_leader"]] == [2]
+    code, output, _ = pushrep("status", three.world.root / "outbox", "--json")
+    assert [one["index"] for one in json.loads(output)["places"][0]["members"] if one["is_leader"]] == [2]
 
 
 def lose(world, *indexes):

@@ -216,7 +216,7 @@ def test_o8_verify_says_which_members_hold_what_is_damaged(world, capsys):
         base, following = sealed(ours)[1:3]
     flip(replica_of(world, 2).log, base)
     flip(ours, base)
-    asked = ["log", "verify", str(ours.path)]
+    asked = ["log", "verify", str(ours.path.parent), ours.path.name]
     assert cli_main.run(asked) == 1
     said = capsys.readouterr().out
     assert f"[{base}, {following}): member 1, {world.nodes[1].address}, holds it\n" in said

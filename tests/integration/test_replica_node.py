@@ -531,8 +531,9 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
 def test_the_command_takes_settings_of_logs_and_replays_by_option_file_and_variable(tmp_path):
     config = tmp_path / "node.toml"
     config.write_text('[replica.serve]\nlisten = "127.0.0.1:0"\nallow = ["any"]\nlog_config = ["segment_bytes=300"]\n')
-    serve = ("--config", config, "replica", "serve", tmp_path / "n", "--replay", "connect_timeout_ms=60000")
-    process = PythonProgram("-m", "pushrep.cli.main", *serve, PUSHREP_REPLICA_SERVE_MAX_REPLAYS="1")
+    serve = ("--config", config, "replica", "serve", tmp_path / "n")
+    settings = "connect_timeout_ms=60000 max_sessions=1"
+    process = PythonProgram("-m", "pushrep.cli.main", *serve, PUSHREP_REPLICA_SERVE_REPLAY=settings)
     try:
         address = Address.parse(process.stdout.readline().split()[2].rstrip(","))
         with ReplicaClient(address) as client:
@@ -557,7 +558,7 @@ def test_the_command_takes_settings_of_logs_and_replays_by_option_file_and_varia
         (["--log", "retention=1"], "did you mean retention_"),
         (["--replay", "block_bytes=0"], "block_bytes"),
         (["--replay", "sessions=1"], "max_sessions"),
-        (["--max-replays", "0"], "--max-replays"),
+        (["--replay", "max_sessions=0"], "max_sessions"),
     ],
 )
 def test_a_setting_that_the_command_does_not_take_is_refused_by_name(tmp_path, options, said):

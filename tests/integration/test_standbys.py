@@ -442,7 +442,7 @@ def test_a_command_gets_an_answer_for_a_line_that_the_outbox_holds_already(membe
         )
         for line in (1, 3):
             outbox.append(1, b"%d" % line, metadata=StreamMetadata(pid, 1, line)).result(WAIT_S)
-    options = ["--stand-by", "--takeover-after-ms", TAKEOVER_MS, "--takeover-pause-ms", 0]
+    options = ["--takeover-after-ms", TAKEOVER_MS, "--takeover-pause-ms", 0]
     command = ["--", sys.executable, "-c", LOCK_STEP]
     arguments = ["outbox", "run", members.data[0], "orders", *map(str, options), *command]
     done = subprocess.run([PUSHREP, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)

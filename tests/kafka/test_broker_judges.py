@@ -354,14 +354,14 @@ def test_our_own_tools_agree(left, dumps):
     """`pushrep log dump --json` has the same names and values as Kafka's tool; `verify` finds no damage."""
     data, _ = left
     for topic, kafka in dumps.items():
-        path = str(data / f"{topic}-0")
+        named = [str(data), f"{topic}-0"]
         is_compacted = topic in COMPACTED_TOPICS
-        said = CliRunner().invoke(cli, ["log", "dump", path, "--json"])
+        said = CliRunner().invoke(cli, ["log", "dump", *named, "--json"])
         assert said.exit_code == is_compacted, f"{topic}: {said.output[-500:]}"
         lines = [json.loads(line) for line in said.stdout.splitlines()]
         ours = [as_kafka_says(line) for line in lines if "baseOffset" in line]
         assert ours == [{name: batch[name] for name in ours[0]} for batch in kafka.batches], topic
-        verified = CliRunner().invoke(cli, ["log", "verify", path, "--json"])
+        verified = CliRunner().invoke(cli, ["log", "verify", *named, "--json"])
         assert verified.exit_code == is_compacted, f"{topic}: {verified.output[-500:]}"
         kinds = {finding["kind"] for finding in json.loads(verified.stdout)["findings"]}
         assert kinds == ({"hole"} if is_compacted else set()), topic

@@ -65,7 +65,7 @@ def test_ls_shows_every_log(run, log):
 def test_describe_shows_what_is_there_and_what_lies_aside(run, log):
     (log / f"{MIDDLE}.10.cut").write_bytes(b"kept")
     (log / "outbox-positions").write_bytes(b"an outbox's own")
-    code, out, _ = run("describe", log, "--json")
+    code, out, _ = run("describe", log.parent, log.name, "--json")
     assert code == 0
     facts = json.loads(out)
     assert [segment["base_offset"] for segment in facts["segments"]] == [0, 9, 18]
@@ -73,20 +73,20 @@ def test_describe_shows_what_is_there_and_what_lies_aside(run, log):
     assert facts["checkpoints"] == {"recovery_point": 21, "log_start_offset": 0, "high_watermark": 21}
     assert facts["clean_marker"]["end_offset"] == 21
     assert facts["leftovers"] == [{"name": f"{MIDDLE}.10.cut", "size_bytes": 4}]
-    code, out, _ = run("describe", log)
+    code, out, _ = run("describe", log.parent, log.name)
     assert code == 0
     assert "aside" in out
     assert facts["log_id"] in out
 
 
 def test_dump_window_records_and_indexes(run, log):
-    code, out, _ = run("dump", log, "--from", "4", "--to", "10", "--records", "--json")
+    code, out, _ = run("dump", log.parent, log.name, "--from", "4", "--to", "10", "--records", "--json")
     assert code == 0
     batches = [entry for entry in json_lines(out) if "baseOffset" in entry]
     assert [batch["baseOffset"] for batch in batches] == [3, 6, 9]
     record = batches[0]["records"][0]
     assert (record["value"], record["key_base64"]) == ("value 1", "/w==")
-    code, out, _ = run("dump", log, "--indexes")
+    code, out, _ = run("dump", log.parent, log.name, "--indexes")
     assert code == 0
     assert "offset: 5 position: 106" in out
     assert "timestamp: 1700000000001 offset: 5" in out
@@ -112,7 +112,7 @@ def test_dump_of_the_small_files(run, log):
 
 def test_dump_stops_at_damage_with_exit_code_1(run, log):
     damage(log)
-    code, out, _ = run("dump", log)
+    code, out, _ = run("dump", log.parent, log.name)
     assert code == 1
     assert "isvalid: false" in out
     assert "expectedOffset: 9" in out
@@ -124,11 +124,11 @@ def test_verify_says_what_is_damaged_and_what_helps(run, log):
     assert code == 0
     assert "orders-0: whole: offsets [0, 21)" in out
     damage(log)
-    code, out, _ = run("verify", log)
+    code, out, _ = run("verify", log.parent, log.name)
     assert code == 1
     assert f"damage: {MIDDLE} byte 0 offset 9: CRC-32C" in out
     assert "pushrep log repair" in out
-    code, out, _ = run("verify", log, "--json")
+    code, out, _ = run("verify", log.parent, log.name, "--json")
     assert code == 1
     (report,) = json_lines(out)
     assert not report["is_whole"]
@@ -141,7 +141,7 @@ def test_verify_names_a_segment_that_is_not_the_one_that_was_sealed(run, log, tm
         for number in range(7):
             opened.append([b"other %d" % number] * 3, keys=[b"\xff"] * 3, timestamps_ms=1_700_000_000_000 + number)
     (log / MIDDLE).write_bytes((other / MIDDLE).read_bytes())
-    code, out, _ = run("verify", log)
+    code, out, _ = run("verify", log.parent, log.name)
     assert code == 1
     assert re.search(rf"  seal: {MIDDLE} byte 0 offset 9: .* -> pushrep log repair\n", out)
 
@@ -149,20 +149,20 @@ def test_verify_names_a_segment_that_is_not_the_one_that_was_sealed(run, log, tm
 def test_repair_from_a_copy(run, log, tmp_path):
     damage(log)
     copy = tmp_path / "copy" / "orders-0"
-    code, out, _ = run("repair", log, "--from-copy", copy, "--dry-run")
+    code, out, _ = run("repair", log.parent, log.name, "--from-copy", copy, "--dry-run")
     assert code == 0
     assert "offsets [9, 12) would be taken from the copy" in out
-    assert run("verify", log)[0] == 1
-    code, out, _ = run("repair", log, "--from-copy", copy)
+    assert run("verify", log.parent, log.name)[0] == 1
+    code, out, _ = run("repair", log.parent, log.name, "--from-copy", copy)
     assert code == 0
     assert f"kept aside: {MIDDLE}.0.corrupt" in out
     assert "whole: offsets [0, 21)" in out
-    assert run("verify", log)[0] == 0
+    assert run("verify", log.parent, log.name)[0] == 0
 
 
 def test_repair_asks_what_to_do(run, log):
     damage(log)
-    code, _, err = run("repair", log)
+    code, _, err = run("repair", log.parent, log.name)
     assert code == 1
     assert err.startswith("error: ")
     assert "--from-copy" in err
@@ -170,10 +170,10 @@ def test_repair_asks_what_to_do(run, log):
 
 def test_repair_by_a_cut_wants_the_name(run, log):
     damage(log)
-    code, _, err = run("repair", log, "--cut", "orders-1")
+    code, _, err = run("repair", log.parent, log.name, "--cut", "orders-1")
     assert code == 2
     assert "orders-0" in err
-    code, out, _ = run("repair", log, "--cut", "orders-0", "--json")
+    code, out, _ = run("repair", log.parent, log.name, "--cut", "orders-0", "--json")
     assert code == 0
     report = json.loads(out)
     assert report["is_whole"]
@@ -181,57 +181,58 @@ def test_repair_by_a_cut_wants_the_name(run, log):
 
 
 def test_the_ways_to_repair_exclude_each_other(run, log):
-    code, _, err = run("repair", log, "--cut", "orders-0", "--cut-at", "3")
+    code, _, err = run("repair", log.parent, log.name, "--cut", "orders-0", "--cut-at", "3")
     assert code == 2
     assert "give one of --from-copy, --cut-at and --cut" in err
 
 
 def test_truncate_wants_force_below_the_high_watermark(run, log):
-    code, _, err = run("truncate", log, "4")
+    code, _, err = run("truncate", log.parent, log.name, "4")
     assert code == 1
     assert "high watermark" in err
     assert "--force" in err
     assert "force=True" not in err
     before = sum(1 for _ in SegmentLog.open_reader(log).records(0))
-    code, out, _ = run("truncate", log, "4", "--force")
+    code, out, _ = run("truncate", log.parent, log.name, "4", "--force")
     assert code == 0
     assert "now it ends at 3" in out
-    assert run("verify", log)[0] == 0
+    assert run("verify", log.parent, log.name)[0] == 0
     (kept,) = re.findall(r"kept aside: (.*)", out)
     assert len(kept.split(", ")) > 1, "the tail of the segment that was cut, and those behind it"
     for name in sorted(kept.split(", "), key=lambda name: (".log.cut" in name, name)):
-        code, out, err = run("restore", log, log / name)
+        code, out, err = run("restore", log.parent, log.name, log / name)
         assert code == 0, out + err
     assert sum(1 for _ in SegmentLog.open_reader(log).records(0)) == before, "all of it came back"
-    code, out, _ = run("truncate", log, "4", "--force", "--no-keep", "--json")
+    code, out, _ = run("truncate", log.parent, log.name, "4", "--force", "--no-keep", "--json")
     assert not any(".log.4" in name for name in json_lines(out)[0]["kept_as"])
 
 
 def test_rebuild_index(run, log):
     for path in log.glob("*index"):
         path.write_bytes(b"\xff" * 12)
-    code, out, _ = run("verify", log)
+    code, out, _ = run("verify", log.parent, log.name)
     assert code == 1
-    assert "rebuild-index" in out
-    code, out, _ = run("rebuild-index", log, "--json")
+    assert "-> pushrep log repair" in out
+    code, out, _ = run("repair", log.parent, log.name, "--json")
     assert code == 0
     assert len(json.loads(out)["rebuilt"]) == 6
-    assert run("verify", log)[0] == 0
+    assert run("verify", log.parent, log.name)[0] == 0
 
 
-@pytest.mark.parametrize("command", ["repair", "rebuild-index", "truncate"])
+@pytest.mark.parametrize("command", ["repair", "truncate"])
 def test_whoever_writes_keeps_the_tools_out(run, log, command):
-    arguments = [command, log, *(["3", "--force"] if command == "truncate" else [])]
+    arguments = [command, log.parent, log.name, *(["3", "--force"] if command == "truncate" else [])]
     with SegmentLog.open(log, CONFIG):
         code, _, err = run(*arguments)
     assert code == 1
     assert f"process {os.getpid()}" in err or str(os.getpid()) in err
 
 
-@pytest.mark.parametrize("command", ["ls", "describe", "dump", "verify", "repair", "rebuild-index", "truncate"])
+@pytest.mark.parametrize("command", ["ls", "describe", "dump", "verify", "repair", "truncate"])
 def test_no_log_is_a_refusal_of_one_line_and_makes_none(run, tmp_path, command):
     nowhere = tmp_path / "orders-7"
-    code, _, err = run(command, nowhere, *(["3"] if command == "truncate" else []))
+    name = [] if command == "ls" else ["orders-0"]
+    code, _, err = run(command, nowhere, *name, *(["3"] if command == "truncate" else []))
     assert code == 1
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -244,26 +245,26 @@ def test_what_was_cut_comes_back_where_it_fits(run, log):
         opened.truncate_to(4, force=True, keep=True)
     (tail,) = log.glob("*.log.*.cut")
     (later,) = [file for file in sorted(log.glob("*.log.cut")) if file.name.startswith(MIDDLE)]
-    assert run("restore", log, later)[0] == 1, "a gap would be left"
-    code, out, _ = run("restore", log, tail, "--dry-run")
+    assert run("restore", log.parent, log.name, later)[0] == 1, "a gap would be left"
+    code, out, _ = run("restore", log.parent, log.name, tail, "--dry-run")
     assert (code, "would put back 6 records, offsets [3, 9)" in out) == (0, True), out
     with SegmentLog.open_reader(log) as reader:
         assert reader.log_end_offset == 3
     for file in [tail, *sorted(log.glob("*.log.cut"))]:
-        code, out, err = run("restore", log, file, "--json")
+        code, out, err = run("restore", log.parent, log.name, file, "--json")
         assert code == 0, out + err
-    assert run("restore", log, tail)[0] == 1, "it is back"
+    assert run("restore", log.parent, log.name, tail)[0] == 1, "it is back"
     with SegmentLog.open(log, CONFIG) as opened:
         assert list(opened.records(0)) == before
         opened.truncate_to(4, force=True, keep=False)
         opened.append(b"another")
-    code, out, _ = run("restore", log, tail)
+    code, out, _ = run("restore", log.parent, log.name, tail)
     assert (code, "does not fit: it begins with offset 3, the log ends at 4" in out) == (1, True), out
-    assert run("verify", log)[0] == 0
+    assert run("verify", log.parent, log.name)[0] == 0
 
 
 def test_a_file_that_no_cut_left_is_not_restored(run, log):
-    code, _, err = run("restore", log, log / MIDDLE)
+    code, _, err = run("restore", log.parent, log.name, log / MIDDLE)
     assert code != 0
     assert "none that a cut leaves" in err
 
@@ -273,8 +274,23 @@ def test_of_a_torn_tail_the_whole_batches_come_back(run, log):
         opened.truncate_to(4, force=True, keep=True)
     (tail,) = log.glob("*.log.*.cut")
     tail.write_bytes(tail.read_bytes()[:-1])
-    code, out, _ = run("restore", log, tail, "--json")
+    code, out, _ = run("restore", log.parent, log.name, tail, "--json")
     (report,) = json_lines(out)
     assert (code, report["start_offset"], report["end_offset"]) == (0, 3, 6)
     assert "the file ends inside the batch" in report["stopped"]
-    assert run("verify", log)[0] == 0
+    assert run("verify", log.parent, log.name)[0] == 0
+
+
+def test_a_log_is_named_by_its_directory_and_name_and_a_refusal_says_how(run, log):
+    for command in ("describe", "verify"):
+        assert run(command, log.parent, "orders")[0] == 0, "all logs of the topic"
+        code, _, err = run(command, log)
+        assert (code, err) == (1, f"error: {log} is one log: give its directory and its name, {log.parent} orders-0\n")
+    code, _, err = run("repair", log.parent, "ordres-0")
+    assert (code, err) == (1, f"error: {log.parent} has no log ordres-0; it has orders-0\n")
+    SegmentLog.open(log.parent / "orders-1", CONFIG).close()
+    code, _, err = run("truncate", log.parent, "orders", "3")
+    assert (code, err) == (1, "error: orders names 2 logs: give one of orders-0, orders-1\n")
+    code, _, err = run("dump", log.parent)
+    assert code == 2
+    assert "orders-0 say" in err

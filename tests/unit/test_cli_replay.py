@@ -121,8 +121,8 @@ def test_a_table_has_a_head_and_a_line_a_record(pushrep, logs):
     [
         (["orders-1", "--from", "31"], 1, "position 31 is outside"),
         (["orders-1", "--from", "30"], 1, "end of a stopped recording"),
-        (["orders-2"], 1, "no recording orders-2"),
-        (["orders"], 1, "no name of a log"),
+        (["orders-2"], 1, "has no log orders-2; it has empty-0, orders-1"),
+        (["order"], 1, "has no log order; it has empty-0, orders-1"),
         (["orders-1", "--from", "yesterday"], 2, "'yesterday' is neither an offset"),
         (["orders-1", "--until", "tomorrow"], 2, "--until"),
         (["orders-1", "--from", "latest"], 2, "add --follow"),

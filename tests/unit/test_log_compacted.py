@@ -73,7 +73,7 @@ def test_identity_o2_verify_reports_each_hole_and_goes_on(log_path):
     assert [finding.offset for finding in report.findings] == [start for start, _ in HOLES]
     assert [f"up to {end} are missing" in one.reason for one, (_, end) in zip(report.findings, HOLES, strict=True)]
     assert (report.batches, report.records, report.is_whole) == (7, 21, False)
-    assert cli_main.run(["log", "verify", str(log_path)]) == 1
+    assert cli_main.run(["log", "verify", str(log_path.parent), log_path.name]) == 1
 
 
 def test_identity_o2_verify_of_a_compacted_log_names_damage_beside_the_holes(log_path):
@@ -88,11 +88,11 @@ def test_identity_o2_verify_of_a_compacted_log_names_damage_beside_the_holes(log
 
 
 def test_identity_o2_dump_shows_each_hole_inside_of_a_segment(log_path, capsys):
-    assert cli_main.run(["log", "dump", str(log_path), "--json"]) == 1
+    assert cli_main.run(["log", "dump", str(log_path.parent), log_path.name, "--json"]) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [tuple(line["missing"]) for line in lines if "missing" in line] == [(0, 6), (9, 12), (23, 30), (50, 53)]
     assert [line["baseOffset"] for line in lines if "baseOffset" in line] == [6, 12, 20, 30, 53, 60, 63]
-    assert cli_main.run(["log", "dump", str(log_path)]) == 1
+    assert cli_main.run(["log", "dump", str(log_path.parent), log_path.name]) == 1
     assert "Missing offsets: 23 to 29 before position:" in capsys.readouterr().out
 
 

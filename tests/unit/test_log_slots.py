@@ -87,7 +87,7 @@ def test_ls_describe_and_verify_take_every_log_of_every_slot_or_one_by_name(work
         assert found == list(VALUES), command
         one = run("log", *command, workers / "slot-7", "--json").splitlines()
         assert [json.loads(line)[key] for line in one] == ["orders-0", "orders-1"]
-    assert json.loads(run("log", "describe", workers / "slot-7" / "orders-1", "--json"))["log"] == "orders-1"
+    assert json.loads(run("log", "describe", workers / "slot-7", "orders-1", "--json"))["log"] == "orders-1"
     assert all(name in run("log", "ls", workers) for name in VALUES)
     segment = min((workers / "slot-7" / "orders-1").glob("*.log"))
     segment.write_bytes(b"\xff" * segment.stat().st_size)
@@ -95,13 +95,10 @@ def test_ls_describe_and_verify_take_every_log_of_every_slot_or_one_by_name(work
 
 
 def test_status_says_which_slot_it_is(workers, run):
-    shown = run("replica", "status", workers)
-    assert [line.partition(",")[0] for line in shown.splitlines() if "producer" in line] == [
-        f"{slot}: orders" for slot in sorted({name.partition("/")[0] for name in VALUES})
-    ]
-    rows = rows_of(run("replica", "status", workers, "--json"))
-    assert [row["slot"] for row in rows] == sorted({name.partition("/")[0] for name in VALUES})
-    assert "slot" not in json.loads(run("replica", "status", workers / "slot-7", "--json"))
+    slots = [str(workers / slot) for slot in sorted({name.partition("/")[0] for name in VALUES})]
+    shown = run("status", workers)
+    assert [line.partition(":")[0] for line in shown.splitlines() if "outbox of topic" in line] == slots
+    assert [one["place"] for one in json.loads(run("status", workers, "--json"))["places"]] == slots
 
 
 def test_purge_takes_every_slot_or_one(workers, run):
@@ -111,7 +108,7 @@ def test_purge_takes_every_slot_or_one(workers, run):
     ]
     assert [one["log"] for one in found] == list(VALUES)
     assert all(one["segments"] for one in found)
-    run("log", "purge", workers / "slot-7" / "orders-1", "--before", "3")
+    run("log", "purge", workers / "slot-7", "orders-1", "--before", "3")
     starts = {one["name"]: one["log_start_offset"] for one in rows_of(run("log", "ls", workers, "--json"))}
     assert {name for name, start in starts.items() if start} == {"slot-7/orders-1"}
     run("log", "purge", workers, "--before", "2030-01-01")
@@ -126,7 +123,7 @@ def test_a_directory_that_is_named_like_a_log_is_purged_as_what_it_is(workers, r
 
 
 def test_read_names_the_slot_of_each_record(workers, run):
-    rows = rows_of(run("read", workers, "orders", "--json"))
+    rows = rows_of(run("read", workers, "orders", "--format", "json"))
     held = {}
     for row in rows:
         held.setdefault(f"{row['slot']}/orders-{row['partition']}", []).append(row["value"].encode())

@@ -213,5 +213,5 @@ def test_a_dump_says_which_records_can_not_be_decoded(tmp_path, capsys):
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append(RecordBatch(batch))
     for as_json, sign in (([], "can't be decoded: "), (["--json"], '"undecodable": ')):
-        assert run(["log", "dump", str(tmp_path / "orders-0"), "--records", *as_json]) == 0
+        assert run(["log", "dump", str(tmp_path), "orders-0", "--records", *as_json]) == 0
         assert sign in capsys.readouterr().out

@@ -120,21 +120,21 @@ def truncate_live_and_go_on(home):
 
 
 def truncate_by_the_tool(home):
-    assert run("log", "truncate", home / "orders-1", 5, "--force") == 0
+    assert run("log", "truncate", home, "orders-1", 5, "--force") == 0
 
 
 def truncate_twice(home):
     truncate_by_the_tool(home)
-    assert run("log", "truncate", home / "orders-1", 3, "--force") == 0
+    assert run("log", "truncate", home, "orders-1", 3, "--force") == 0
 
 
 def repair_by_a_cut(home):
     damage(home, 7)
-    assert run("log", "repair", home / "orders-1", "--cut", "orders-1") == 0
+    assert run("log", "repair", home, "orders-1", "--cut", "orders-1") == 0
 
 
 def repair_where_it_is_whole(home):
-    assert run("log", "repair", home / "orders-1", "--cut-at", 7) == 0
+    assert run("log", "repair", home, "orders-1", "--cut-at", 7) == 0
 
 
 def repair_from_a_copy_that_ends_earlier(home):
@@ -151,9 +151,9 @@ def repair_from_a_copy_that_ends_earlier(home):
     for n in later:
         (home / "orders-1" / f"{n:020d}.log").unlink()
     forget_the_recovery_point(home)
-    assert run("log", "repair", home / "orders-1", "--from-copy", copy) == 1, "20 is needed, and it ends at 12"
+    assert run("log", "repair", home, "orders-1", "--from-copy", copy) == 1, "20 is needed, and it ends at 12"
     (home / ".pushrep_published").unlink()
-    assert run("log", "repair", home / "orders-1", "--from-copy", copy) == 0
+    assert run("log", "repair", home, "orders-1", "--from-copy", copy) == 0
 
 
 def quarantine_live(home):
@@ -188,7 +188,7 @@ def restore_a_partition_from_an_older_copy(home):
     shutil.copytree(home.parent / "backup" / "orders-1", home / "orders-1")
     with opened(home) as outbox, pytest.raises(LogStopped, match="damaged from offset 8 on"):
         outbox.append(1, b"it was never to end here")
-    assert run("log", "repair", home / "orders-1", "--cut-at", 8) == 0
+    assert run("log", "repair", home, "orders-1", "--cut-at", 8) == 0
 
 
 def restore_everything_from_an_older_copy(home):
@@ -210,7 +210,7 @@ def lose_what_was_synced(home):
     up.
     """
     tear_what_was_synced(home)
-    assert run("log", "repair", home / "orders-1", "--cut", "orders-1") == 0
+    assert run("log", "repair", home, "orders-1", "--cut", "orders-1") == 0
 
 
 def forget_the_recovery_point(home):
@@ -380,19 +380,19 @@ def test_a_refused_open_changes_nothing(home):
 
 def test_tools_say_what_a_cut_means(home, capsys):
     append(home, "first", 20)
-    assert run("log", "truncate", home / "orders-1", 5, "--force", "--json") == 0
+    assert run("log", "truncate", home, "orders-1", 5, "--force", "--json") == 0
     assert json.loads(capsys.readouterr().out)["outbox"]["next_pid_epoch"] == 1
-    assert run("log", "repair", home / "orders-1", "--cut-at", 4) == 0
+    assert run("log", "repair", home, "orders-1", "--cut-at", 4) == 0
     assert "seen offsets up to 20: the outbox's next open begins PID epoch 1" in capsys.readouterr().out
-    assert run("log", "repair", home / "orders-1", "--cut-at", 3, "--json") == 0
+    assert run("log", "repair", home, "orders-1", "--cut-at", 3, "--json") == 0
     outbox = json.loads(capsys.readouterr().out)["outbox"]
     assert (outbox["pid_epoch"], outbox["next_pid_epoch"], outbox["given_up_to"]) == (0, 1, 20)
-    assert run("log", "describe", home / "orders-1") == 0
+    assert run("log", "describe", home, "orders-1") == 0
     shown = capsys.readouterr().out
     assert f"producer billing, PID {outbox['pid']}, epoch 0" in shown
     assert "given up to          20" in shown
     opened(home).close()
-    assert run("log", "describe", home / "orders-1", "--json") == 0
+    assert run("log", "describe", home, "orders-1", "--json") == 0
     facts = json.loads(capsys.readouterr().out)["outbox"]
     assert (facts["pid_epoch"], facts["given_up_to"]) == (1, 0)
     assert run("log", "new-epoch", home / "nowhere") == 1
@@ -405,7 +405,7 @@ def test_a_log_that_is_no_outboxes_has_nothing_said_of_one(tmp_path, capsys):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         log.append([b"x"] * 3)
         log.append([b"x"] * 3)
-    assert run("log", "truncate", tmp_path / "orders-0", 3, "--force", "--json") == 0
+    assert run("log", "truncate", tmp_path, "orders-0", 3, "--force", "--json") == 0
     assert json.loads(capsys.readouterr().out)["outbox"] is None
 
 

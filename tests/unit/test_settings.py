@@ -141,14 +141,14 @@ def test_options_are_named_as_they_are_written_in_the_file_and_in_variables(tmp_
     (tmp_path / "c.toml").write_text('[read]\nformat = "raw"\nfrom = "1"\n[log.dump]\njson = true\n')
     assert main.run(["--config", "c.toml", "read", "out", "t"]) == 0
     assert capfd.readouterr().out == "b\nc\n"
-    assert main.run(["--config", "c.toml", "log", "dump", "out/t-0"]) == 0
+    assert main.run(["--config", "c.toml", "log", "dump", "out", "t-0"]) == 0
     assert capfd.readouterr().out.startswith("{")
     monkeypatch.setenv("PUSHREP_READ_FORMAT", "raw")
     monkeypatch.setenv("PUSHREP_READ_FROM", "2")
     monkeypatch.setenv("PUSHREP_LOG_DUMP_JSON", "1")
     assert main.run(["read", "out", "t"]) == 0
     assert capfd.readouterr().out == "c\n"
-    assert main.run(["log", "dump", "out/t-0"]) == 0
+    assert main.run(["log", "dump", "out", "t-0"]) == 0
     assert capfd.readouterr().out.startswith("{")
 
 

@@ -259,7 +259,7 @@ def test_a_runner_ships_and_answers_probes_where_it_is_told_to(tmp_path, monkeyp
     monkeypatch.setattr(Outbox, "stand_by", lambda *_, **settings: stopped(given, settings))
     properties = tmp_path / "client.properties"
     properties.write_text("security.protocol=SSL\n")
-    command = ["outbox", "run", str(tmp_path), "orders", "--stand-by", "--config", str(properties)]
+    command = ["outbox", "run", str(tmp_path), "orders", "--config", str(properties)]
     assert run([*command, "--", "true"]) == 2
     assert "--bootstrap-servers" in capfd.readouterr().err
     assert run([*command, "--bootstrap-servers", "a:9092", "--health", "127.0.0.1:9403", "--", "true"]) == 0

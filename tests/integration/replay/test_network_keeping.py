@@ -240,7 +240,7 @@ def test_two_copies_are_compared_over_the_network_batch_by_batch(world, node, cl
     shutil.copytree(directory(world, leader), copy / "orders-0")
 
     def verify():
-        code = cli_main.run(["log", "verify", str(copy / "orders-0"), "--against", str(node.address)])
+        code = cli_main.run(["log", "verify", str(copy), "orders-0", "--against", str(node.address)])
         return code, capfd.readouterr().out
 
     code, out = verify()
