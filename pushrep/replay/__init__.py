@@ -11,13 +11,10 @@ from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_c
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import (
     CorruptCatalogue,
-    KeepingRefused,
     NodeUnreachable,
-    ReplayBusy,
     ReplayFailed,
     ReplayRefused,
     ReplayTruncated,
-    UnknownRecording,
 )
 from pushrep.replay.node_connection import NodeAccess
 from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
@@ -32,7 +29,6 @@ __all__ = [
     "CatalogueEntry",
     "CorruptCatalogue",
     "FoundLog",
-    "KeepingRefused",
     "Length",
     "NodeAccess",
     "NodeUnreachable",
@@ -40,7 +36,6 @@ __all__ = [
     "RecordingState",
     "Replay",
     "ReplayBatches",
-    "ReplayBusy",
     "ReplayClient",
     "ReplayEndReason",
     "ReplayFailed",
@@ -49,6 +44,5 @@ __all__ = [
     "ReplaySettings",
     "ReplayTruncated",
     "ReplayedBatch",
-    "UnknownRecording",
     "read_catalogue",
 ]

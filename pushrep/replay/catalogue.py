@@ -21,8 +21,9 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
 from pushrep.env.checked_json import journal_line, scan_journal
-from pushrep.replay.errors import CorruptCatalogue, UnknownRecording
+from pushrep.replay.errors import CorruptCatalogue, ReplayRefused
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
 CATALOGUE_NAME = ".pushrep_recordings"
@@ -80,11 +81,11 @@ class Catalogue:
         return iter(sorted(self._facts.entries.values(), key=lambda entry: entry.recording_id))
 
     def get(self, recording_id: int) -> CatalogueEntry:
-        """Raises UnknownRecording."""
+        """Raises ReplayRefused."""
         try:
             return self._facts.entries[recording_id]
         except KeyError:
-            raise UnknownRecording(recording_id) from None
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}") from None
 
     def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
         """The recording of this log, unless it is deleted; None if there is none."""

@@ -138,7 +138,7 @@ class ReplayClient(ClosedAtExit):
     def extend(self, recording: int | str, leader_epoch: int) -> int:
         """Let a stopped recording of a node go on at its end, under a higher epoch; returns that end.
 
-        This and the following raise KeepingRefused, and BadArgument for a directory: `pushrep log` keeps those.
+        This and the following raise ReplayRefused, and BadArgument for a directory: `pushrep log` keeps those.
         """
         return self._node().extend(recording, leader_epoch)
 

@@ -7,10 +7,12 @@ from pushrep.wire.error_codes import ErrorCode
 
 
 class ReplayRefused(PushrepError):
-    """No session was made: `code` says why. A refused position comes with the valid range [`start`, `end`]."""
+    """No session was made, or a recording was not extended, truncated, purged or deleted: `code` says why, and nothing
+    was changed. A refused position comes with the valid range [`start`, `end`].
+    """
 
     def __init__(self, code: ErrorCode, why: str, *, start: int | None = None, end: int | None = None) -> None:
-        super().__init__(f"{why} ({code.name})")
+        super().__init__(f"{why or code.meaning} ({code.name})")
         self.code, self.why, self.start, self.end = code, why, start, end
 
 
@@ -37,13 +39,6 @@ class ReplayTruncated(ReplayFailed):
         self.cut_offset, self.leader_epoch = cut_offset, leader_epoch
 
 
-class ReplayBusy(PushrepError):
-    """Another thread iterates this replay: start one for each thread."""
-
-    def __init__(self) -> None:
-        super().__init__("another thread reads this replay: start one for each of them")
-
-
 class CorruptCatalogue(PushrepError):
     """The catalogue of recordings is damaged at `line`; nothing was changed. Restore the file from a copy.
 
@@ -55,25 +50,9 @@ class CorruptCatalogue(PushrepError):
         self.path, self.line, self.why = path, line, why
 
 
-class UnknownRecording(PushrepError):
-    """The catalogue has no such recording."""
-
-    def __init__(self, recording_id: int) -> None:
-        super().__init__(f"there is no recording {recording_id}")
-        self.recording_id = recording_id
-
-
 class NodeUnreachable(PushrepError):
     """The node at `address` can't be reached: `why`. A change that was requested may have been made."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"the node at {address} can't be reached: {why}")
         self.address, self.why = address, why
-
-
-class KeepingRefused(PushrepError):
-    """The node did not extend, truncate, purge or delete the recording: `code` says why, nothing was changed."""
-
-    def __init__(self, code: ErrorCode, why: str) -> None:
-        super().__init__(f"{why or code.meaning} ({code.name})")
-        self.code, self.why = code, why

@@ -9,7 +9,7 @@ INIT ──▶ REPLAY ──▶ INACTIVE ──▶ DONE       in INACTIVE the su
 
                  INIT              REPLAY      INACTIVE
 OPENED           . REPLAY DONE     !           .              .  stays as it is
-OPEN_FAILED      DONE              !           .              ! can't happen: ImpossibleEvent
+OPEN_FAILED      DONE              !           .              ! can't happen: AssertionError
 ATTACHED         . REPLAY          !           .              others: what may come of it
 CREDITED         .                 .           .
 TURN             . DONE INACTIVE   . INACTIVE  . DONE         INIT: no subscriber came in time
@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, TypeAlias
 
-from pushrep.errors import PushrepError
 from pushrep.replay.plan import LogSnapshot, Span
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
@@ -68,12 +67,9 @@ class EventKind(Enum):
     END_SENT = auto()
 
 
-class ImpossibleEvent(PushrepError):
+def impossible(state: ReplayState, event: EventKind) -> AssertionError:
     """A bug in the code around a session, never a fault of its subscriber: the event can't happen in this state."""
-
-    def __init__(self, state: ReplayState, event: EventKind) -> None:
-        super().__init__(f"a replay session in {state.name} can't meet {event.name}: the code around it is wrong")
-        self.state, self.event = state, event
+    return AssertionError(f"a replay session in {state.name} can't meet {event.name}: the code around it is wrong")
 
 
 _INIT, _REPLAY, _INACTIVE, _DONE = ReplayState

@@ -24,7 +24,7 @@ from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import checked_run, length_of_first, misjoined
 from pushrep.replay import events as e
-from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
+from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.fetch_credit import FetchWindow
 from pushrep.replay.node_connection import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.replay.plan import TO_END, RecordingInfo, ReplayRequest, Span
@@ -511,14 +511,14 @@ class Deletion:
     _correlation_id: int = field(repr=False)
 
     def wait(self, timeout_s: float = 60) -> int:
-        """Bytes that were freed. Raises KeepingRefused if files could not be removed, NodeUnreachable."""
+        """Bytes that were freed. Raises ReplayRefused if files could not be removed, NodeUnreachable."""
         try:
             done = self._connection.event_of(self._correlation_id, timeout_s)
         finally:
             self._connection.close()
         assert isinstance(done, wire.DeleteDone), "a deletion has no other event"
         if done.error_code is not ErrorCode.NONE:
-            raise KeepingRefused(done.error_code, done.error_message)
+            raise ReplayRefused(done.error_code, done.error_message)
         return done.freed_bytes
 
 
@@ -607,7 +607,7 @@ class RemoteReplays:
         with self._lock:
             self._hang_up()
 
-    # ---- maintenance of recordings: all of it raises KeepingRefused, ReplayRefused (UNKNOWN_RECORDING for a name)
+    # ---- maintenance of recordings: all of it raises ReplayRefused (UNKNOWN_RECORDING for a name)
 
     def extend(self, recording: int | str, leader_epoch: int) -> int:
         """Let a stopped recording go on; returns at which offset."""
@@ -717,7 +717,7 @@ class RemoteReplays:
 
 def _refuse_unless_kept(code: ErrorCode, why: str) -> None:
     if code is not ErrorCode.NONE:
-        raise KeepingRefused(code, why)
+        raise ReplayRefused(code, why)
 
 
 def _info(one: wire.Recording) -> RecordingInfo:

@@ -19,9 +19,10 @@ from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 from filtering.closing import ClosedAtExit
+from pushrep.errors import BadArgument
 from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayRefused, ReplayTruncated
+from pushrep.replay.errors import ReplayFailed, ReplayRefused, ReplayTruncated
 from pushrep.replay.plan import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
@@ -295,7 +296,7 @@ class Replay(ClosedAtExit):
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
         if not self._turn.acquire(blocking=False):
-            raise ReplayBusy
+            raise BadArgument("replay", "another thread reads this one: start one for each thread")
         try:
             yield
         finally:

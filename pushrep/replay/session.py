@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.replay.events import NEXT, EventKind, ReplayState, impossible
 from pushrep.replay.fetch_credit import FetchCredit
 from pushrep.replay.plan import (
     LogSnapshot,
@@ -115,15 +115,15 @@ class ReplaySession:
                 return self._end_due_ms
 
     def handle(self, event: e.Event, now_ms: int) -> Effects:
-        """Handle an event; returns the effects for the driver, in order. Raises ImpossibleEvent."""
+        """Handle an event; returns the effects for the driver, in order. AssertionError: it can't happen now."""
         cell = NEXT[self.state][event.kind]
         if cell is None:
-            raise ImpossibleEvent(self.state, event.kind)
+            raise impossible(self.state, event.kind)
         before, self._now_ms = self.state, max(now_ms, self._now_ms)
         handler = self.HANDLERS[before].get(event.kind)
         effects = handler(self, event) if handler is not None else []
         if self.state is not before and self.state not in cell:
-            raise ImpossibleEvent(before, event.kind)
+            raise impossible(before, event.kind)
         return effects
 
     # ---- INIT
@@ -228,7 +228,7 @@ class ReplaySession:
     def _block_read(self, event: e.BlockRead) -> Effects:
         reading, self._reading = self._reading, None
         if reading is None:
-            raise ImpossibleEvent(self.state, event.kind)
+            raise impossible(self.state, event.kind)
         part = clip(
             event.spans,
             position=self.position,
@@ -251,7 +251,7 @@ class ReplaySession:
 
     def _sent(self, event: e.BlockSent) -> Effects:
         if not self._is_sending:
-            raise ImpossibleEvent(self.state, event.kind)
+            raise impossible(self.state, event.kind)
         self._is_sending = False
         self.last_progress_ms = self._heard_ms = self._now_ms
         return [e.RenewLease(self.position)]

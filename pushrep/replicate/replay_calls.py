@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log import BelowHighWatermark, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.replay import events as e
-from pushrep.replay.errors import KeepingRefused, ReplayRefused
+from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
 from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayPlan, ReplayRequest, tip_of
@@ -64,7 +64,7 @@ class SessionsByRecording(Protocol):
 
 
 class RecordingMaintenance:
-    """The four calls. Every method raises KeepingRefused, PushrepError, OSError."""
+    """The four calls. Every method raises ReplayRefused, PushrepError, OSError."""
 
     def __init__(self, server: SessionsByRecording) -> None:
         self._server = server
@@ -74,11 +74,11 @@ class RecordingMaintenance:
         recording, log = self._own(ApiKey.EXTEND, asked, sender)
         if self._server.recordings.is_live(recording):
             why = f"{recording.entry.tp} is written: only a stopped log can be extended"
-            raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
         newest = max(log.leader_epochs.latest_epoch, recording.kept.election_state.newest_epoch)
         if asked.leader_epoch <= newest:
             why = f"leader epoch {asked.leader_epoch} is not above {newest}: a log goes on under a higher one only"
-            raise KeepingRefused(ErrorCode.FENCED_LEADER_EPOCH, why)
+            raise ReplayRefused(ErrorCode.FENCED_LEADER_EPOCH, why)
         log.flush()
         end = log.log_end_offset
         log.begin_epoch(asked.leader_epoch, end)
@@ -90,13 +90,13 @@ class RecordingMaintenance:
         recording, log = self._own(ApiKey.TRUNCATE, asked, sender)
         if not log.log_start_offset <= asked.offset <= log.log_end_offset:
             why = f"offset {asked.offset} is outside of [{log.log_start_offset}, {log.log_end_offset}]"
-            raise KeepingRefused(ErrorCode.INVALID_POSITION, why)
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, why)
         at = next(log.batches(asked.offset, asked.offset + 1), None) if asked.offset < log.log_end_offset else None
         cut = asked.offset if at is None else at.header.base_offset
         if cut < log.log_start_offset:
             assert at is not None, "else it is the offset itself"
             why = f"offset {asked.offset} lies in the batch at {cut}, which begins below the log start"
-            raise KeepingRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
         epoch = log.leader_epochs.epoch_of(cut - 1)
         stopped = self._server.post_and_wait(recording, e.Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True)
@@ -112,9 +112,9 @@ class RecordingMaintenance:
         try:
             start = log.purge(before)
         except StillNeeded as error:
-            raise KeepingRefused(ErrorCode.RECORDING_IN_USE, str(error)) from error
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, str(error)) from error
         except (OffsetOutOfRange, BelowHighWatermark) as error:
-            raise KeepingRefused(ErrorCode.INVALID_POSITION, str(error)) from error
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, str(error)) from error
         return wire.PurgeResponse(log_start_offset=start)
 
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
@@ -125,7 +125,7 @@ class RecordingMaintenance:
         running = self._server.sessions_of(recording)
         if running and not asked.force:
             why = f"{running} replays of recording {asked.recording_id} run: stop them, or force it"
-            raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
         if not self._server.recordings.deleted(recording):
             raise _led(recording)  # a leader came at this moment
         self._server.post_and_wait(recording, e.Deleted())
@@ -148,9 +148,9 @@ class RecordingMaintenance:
         recordings, recording_id = self._server.recordings, asked.recording_id
         recording = recordings.find(recording_id)
         if not recordings.may(call, recording, sender):
-            raise KeepingRefused(ErrorCode.UNAUTHORISED, f"recording {recording_id} is not yours to keep")
+            raise ReplayRefused(ErrorCode.UNAUTHORISED, f"recording {recording_id} is not yours to keep")
         if recording is None:
-            raise KeepingRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}")
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}")
         audit(sender, asked, call)
         return recording
 
@@ -159,7 +159,7 @@ class RecordingMaintenance:
         try:
             replica = self._server.recordings.store.describe(recording.kept, recording.entry.tp, create=False)
         except Refusal as error:
-            raise KeepingRefused(ErrorCode.UNKNOWN_RECORDING, str(error)) from error
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, str(error)) from error
         return _Log(recording, replica.log)
 
     def _own(self, call: ApiKey, asked: _Asked, sender: str) -> _Log:
@@ -170,9 +170,9 @@ class RecordingMaintenance:
         return found
 
 
-def _led(recording: KeptRecording) -> KeepingRefused:
+def _led(recording: KeptRecording) -> ReplayRefused:
     why = f"{recording.entry.tp} is its leader's to change: its newest grant names this node, or it is written"
-    return KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
+    return ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
 
 
 _LOG = logging.getLogger("pushrep.node")
@@ -259,7 +259,7 @@ class ReplayCalls:
         def run() -> None:
             try:
                 found = job()
-            except KeepingRefused as refused:
+            except ReplayRefused as refused:
                 code, why = refused.code, refused.why
                 post(lambda: self.refuse(connection, call, code, why))
             except (OSError, PushrepError) as error:

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pushrep.replay import Catalogue, CorruptCatalogue, FoundLog, UnknownRecording, read_catalogue
+from pushrep.replay import Catalogue, CorruptCatalogue, FoundLog, ReplayRefused, read_catalogue
 from pushrep.replay.catalogue import CATALOGUE_NAME
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.replay_messages import RecordingState
@@ -72,7 +72,7 @@ def test_unknown_ids_are_refused_and_nothing_is_written(tmp_path):
     catalogue = Catalogue.open(tmp_path)
     before = (tmp_path / CATALOGUE_NAME).read_bytes()
     for change in (catalogue.deleted, catalogue.resumed, catalogue.get):
-        with pytest.raises(UnknownRecording, match="no recording 4"):
+        with pytest.raises(ReplayRefused, match="no recording 4"):
             change(4)
     assert (tmp_path / CATALOGUE_NAME).read_bytes() == before
 

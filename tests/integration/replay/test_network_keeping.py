@@ -14,7 +14,6 @@ from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay import (
     TO_END,
     Catalogue,
-    KeepingRefused,
     RecordingState,
     ReplayEndReason,
     ReplayFailed,
@@ -30,7 +29,7 @@ IN_USE = ErrorCode.RECORDING_IN_USE
 
 
 def refused(call, *args, **more):
-    with pytest.raises(KeepingRefused) as told:
+    with pytest.raises(ReplayRefused) as told:
         call(*args, **more)
     return told.value.code
 
@@ -80,7 +79,7 @@ def test_truncate_inside_of_the_batch_that_the_log_start_lies_in_is_refused_and_
     leader.say(log_start_offset=10)
     leader.stop()
     assert client.recordings()[0].start_offset == 10
-    with pytest.raises(KeepingRefused, match="cut at 14 or above") as told:
+    with pytest.raises(ReplayRefused, match="cut at 14 or above") as told:
         client.truncate("orders-0", 12)
     assert told.value.code is ErrorCode.INVALID_POSITION
     assert client.truncate("orders-0", 14) == 14

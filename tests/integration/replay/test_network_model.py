@@ -10,7 +10,6 @@ import pytest
 
 from pushrep.replay import (
     TO_END,
-    KeepingRefused,
     ReplayFailed,
     ReplayRefused,
     ReplayRequest,
@@ -167,13 +166,13 @@ class Model:
 
     def truncate(self):
         if self.is_led:
-            with pytest.raises(KeepingRefused):
+            with pytest.raises(ReplayRefused):
                 self.client.truncate("orders-0", len(self.values))
             return
         offset = self.chosen.randint(self.start, len(self.values))
         at = next(self.log().batches(offset, offset + 1), None) if offset < len(self.values) else None
         if at is not None and at.header.base_offset < self.start:
-            with pytest.raises(KeepingRefused, match="below the log start"):
+            with pytest.raises(ReplayRefused, match="below the log start"):
                 self.client.truncate("orders-0", offset)
             return
         end = self.client.truncate("orders-0", offset)
@@ -186,7 +185,7 @@ class Model:
         self.leader.epoch, self.leader.start_offset = self.leader.epoch + 256, end
 
     def purge(self):
-        with suppress(KeepingRefused):  # somebody reads there
+        with suppress(ReplayRefused):  # somebody reads there
             self.start = self.client.purge("orders-0", self.chosen.randint(self.start, len(self.values)))
 
     def retention(self):
@@ -200,13 +199,13 @@ class Model:
     def delete(self):
         """Another leader begins a new log under the same name at once; it is another recording."""
         if self.is_led:
-            with pytest.raises(KeepingRefused):
+            with pytest.raises(ReplayRefused):
                 self.client.delete("orders-0", force=True)
             return
         running, force = self.node.replays().sessions_active, self.chosen.random() < 0.5
         try:
             deletion = self.client.delete("orders-0", force=force)
-        except KeepingRefused:
+        except ReplayRefused:
             if force or not running:
                 raise
             return  # while replays run

@@ -8,7 +8,7 @@ import pytest
 
 from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
-from pushrep.replay import TO_END, KeepingRefused, RecordingState, ReplayEndReason, ReplayRequest
+from pushrep.replay import TO_END, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.wire.error_codes import ErrorCode
@@ -47,7 +47,7 @@ def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(node, cli
             leader.say(end_session_reason=0)
 
     happened = between("deleted", come)
-    with pytest.raises(KeepingRefused) as refused:
+    with pytest.raises(ReplayRefused) as refused:
         client.delete("orders-0")
     assert (refused.value.code, happened) == (ErrorCode.RECORDING_IN_USE, ["deleted"])
     if by == "grant":
