@@ -354,8 +354,8 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
                 f"[{count(row.log_start)}, {count(row.log_end)})",
                 count(row.checkpoint) if row.checkpoint is not None else "none",
                 count(row.offset) if row.offset is not None else "FAILS",
-                count(row.read_again),
-                count(row.passed_by),
+                _count_or_unknown(row.read_again),
+                _count_or_unknown(row.passed_by),
             )
             for row in rows
         ],
@@ -363,6 +363,7 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
     for row in rows:
         if row.why is not None:
             click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
+    _say_what_is_unknown(target, rows)
     if not rows and not startpoint.reset_marks:
         click.echo(
             f"no log here to find the position of {target}: if the startpoint goes back, the consumer's replay filter "
@@ -371,12 +372,28 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
     again = [row for row in rows if row.read_again]
     if again and not startpoint.reset_marks:
         click.echo(
-            f"{count(sum(row.read_again for row in again))} offsets would be read again: the consumer's replay filter "
-            "drops the records that it has seen. Give --reset-marks to let them through"
+            f"{count(sum(row.read_again or 0 for row in again))} offsets would be read again: the consumer's replay "
+            "filter drops the records that it has seen. Give --reset-marks to let them through"
         )
         for row in again:
-            end = count((row.offset or 0) + row.read_again)
+            end = count((row.offset or 0) + (row.read_again or 0))
             click.echo(f"would be dropped: {shown_name(target.topic, row.partition)} [{count(row.offset or 0)}, {end})")
+
+
+def _count_or_unknown(number: int | None) -> str:
+    return "unknown" if number is None else count(number)
+
+
+def _say_what_is_unknown(target: Target, rows: Sequence[Row]) -> None:
+    """Of readers without a checkpoint: nobody knows where they stand."""
+    unknown = [row for row in rows if row.read_again is None or row.passed_by is None]
+    if not unknown:
+        return
+    skipped = sum((row.offset or 0) - row.log_start for row in unknown)
+    held = sum(row.log_end - row.log_start for row in unknown)
+    what = f"all {count(held)}" if skipped == held else f"{count(skipped)} of {count(held)}"
+    would = f"if it would begin at earliest, {what} records would be skipped" if skipped else "check the name"
+    click.echo(f"no checkpoint of {target.consumer or 'any consumer'} is known here: {would}")
 
 
 @click.group()

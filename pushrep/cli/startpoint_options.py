@@ -58,17 +58,21 @@ class Row(NamedTuple):
     reset_marks: bool
 
     @property
-    def read_again(self) -> int:
-        """How many offsets the reader has committed already and would read again."""
-        if self.offset is None or self.checkpoint is None:
+    def read_again(self) -> int | None:
+        """How many offsets the reader has committed already and would read again; None: not known."""
+        if self.offset is None or self.offset >= self.log_end:
             return 0
+        if self.checkpoint is None:
+            return None
         return max(0, min(self.checkpoint, self.log_end) - self.offset)
 
     @property
-    def passed_by(self) -> int:
-        """How many offsets the reader would skip."""
-        if self.offset is None or self.checkpoint is None:
+    def passed_by(self) -> int | None:
+        """How many offsets the reader would skip; None: not known, at most those from the log's start on."""
+        if self.offset is None or self.offset <= self.log_start:
             return 0
+        if self.checkpoint is None:
+            return None
         return max(0, self.offset - max(self.checkpoint, self.log_start))
 
     def as_dict(self) -> dict[str, Any]:

@@ -197,7 +197,11 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if sink is not None and not any(part.rows for part in parts):
         raise CantRepair(topic, "the sink has no row to replace: check that --sink is the job's")
     if all(opened.checkpoint(Reader(consumer, name, part.partition)).offset is None for part in parts):
-        click.echo(f"{consumer} has no position in the store yet: check that --consumer is the job's", err=True)
+        click.echo(
+            f"{consumer} has no position in the store yet: check that --consumer is the job's. The end of its rows is "
+            "shown as its position",
+            err=True,
+        )
     _show(f"{consumer} at {name}: {look.words()}", name, parts, as_json=as_json)
     sequences = None
     if not dry_run:

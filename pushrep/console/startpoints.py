@@ -68,7 +68,7 @@ def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedSta
     asked.ttl_s()
     rows = preview(directory, store, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     check_fits(directory, target, rows, dry_run=True)
-    again, passed = sum(row.read_again for row in rows), sum(row.passed_by for row in rows)
+    again, passed = sum(row.read_again or 0 for row in rows), sum(row.passed_by or 0 for row in rows)
     dropped = 0 if asked.reset_marks else again
     failing, unknown = sum(row.offset is None for row in rows), sum(row.checkpoint is None for row in rows)
     parts = [f"would read {again:,} offsets again; a replay filter would drop {dropped:,} of them as replays"]

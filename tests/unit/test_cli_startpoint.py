@@ -108,6 +108,27 @@ def test_a_dry_run_shows_and_writes_nothing(run, out):
     assert run("history", out)[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("place", "again", "passed", "told"),
+    [
+        ("latest", 0, None, "all 120 records"),
+        ("earliest", None, 0, "check the name"),
+        ("15", None, None, "30 of 120 records"),
+    ],
+)
+def test_of_a_consumer_without_a_checkpoint_unknown_is_said_as_unknown(run, out, place, again, passed, told):
+    """A typing error in its name is enough; "skipped 0" would be a lie."""
+    wanted = ("set", out, "orders", "--consumer", "biling", "--to", place, "--dry-run")
+    code, said, _ = run(*wanted)
+    assert code == 0
+    (unknown,) = [line for line in said.splitlines() if line.startswith("no checkpoint of biling is known here: ")]
+    assert told in unknown
+    cells = [line.replace("│", " ").split()[-2:] for line in said.splitlines() if "[0, 60)" in line]
+    assert cells == [["unknown" if one is None else str(one) for one in (again, passed)]] * 2
+    first, *_ = lines(run(*wanted, "--json")[1])
+    assert (first["read_again"], first["passed_by"]) == (again, passed)
+
+
 def test_rule_9_what_would_be_dropped_is_told_before_anything_is_written(run, out, monkeypatch):
     def refuse(*_words, **_named):
         raise StartpointFailed("nobody", 1, "the disk is full")
