@@ -11,15 +11,15 @@ from filtering.extras import needed_by
 if TYPE_CHECKING:
     from spark_jobs.columns import SourcePosition, carrier_key, stream_metadata_columns, with_stream_metadata
     from spark_jobs.errors import SparkJobError
+    from spark_jobs.file_marks import FileMarks
     from spark_jobs.filtered_frame import filter_frame
     from spark_jobs.keyed_state import filter_replays
-    from spark_jobs.marks import LocalMarks
     from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.catalog_table import idempotent_table
     from spark_jobs.sources import register_sources
 
 _HOME = {
-    "LocalMarks": "spark_jobs.marks",
+    "FileMarks": "spark_jobs.file_marks",
     "ReplayFilteredBatches": "spark_jobs.replay_filter",
     "SourcePosition": "spark_jobs.columns",
     "SparkJobError": "spark_jobs.errors",
@@ -33,7 +33,7 @@ _HOME = {
 }
 
 __all__ = [
-    "LocalMarks",
+    "FileMarks",
     "ReplayFilteredBatches",
     "SourcePosition",
     "SparkJobError",

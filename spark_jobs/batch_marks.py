@@ -28,23 +28,16 @@ _CHECKSUM = struct.Struct(">I")
 assert _HEADER.size == 12, "docs/internals/formats/batch-marks.md promises 12 bytes"
 
 
-class CorruptBatchMarks(SparkJobError):
-    """Bytes of a batch's marks are damaged: restore an older copy of the store, never go on with empty marks."""
+class BatchMarksUnreadable(SparkJobError):
+    """Bytes of a batch's marks are damaged, or of another release: never go on with empty marks."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"marks of a batch are corrupt: {why}; restore a copy of the store, or adopt an older batch")
+        super().__init__(f"marks of a batch can't be read: {why}")
         self.why = why
 
 
-class BatchMarksVersionUnsupported(SparkJobError):
-    """Another release wrote these marks: run the job with that release."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(
-            f"marks of a batch have format version {version}, this release reads version {VERSION}: run the job with "
-            "the release that wrote them"
-        )
-        self.version = version
+def _damaged(why: str) -> BatchMarksUnreadable:
+    return BatchMarksUnreadable(f"they are corrupt: {why}; restore a copy of the store, or adopt an older batch")
 
 
 class MarksKey(NamedTuple):
@@ -64,13 +57,29 @@ class LogRange(NamedTuple):
     startpoint_epoch: int = 0
 
 
+class RowCounts(NamedTuple):
+    """What became of a batch's rows: rows = kept + dropped + unkeyed; late rows are among the dropped.
+
+    unkeyed: they passed untouched. jumped: source offsets that marks passed over; None where a position has no
+    distances.
+    """
+
+    rows: int
+    kept: int
+    dropped: int
+    unkeyed: int
+    late: int
+    jumped: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
     first: the number of the query's own first batch. It is above 0 for a query that adopted the marks of another one
     and continues its numbers; the adopted marks are batch first - 1. Batch -1 has nothing: it is before the first.
-    replaced: the ranges in which its rows replaced those of other batches in the table.
+    replaced: the ranges in which its rows replaced those of other batches in the table. counts: of the rows that the
+    filter saw, whatever its handler read of them; None where nobody knows, as in marks that were imported.
     """
 
     query_id: str
@@ -79,6 +88,7 @@ class BatchMarks:
     marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
     replaced: tuple[LogRange, ...] = ()
     first: int = 0
+    counts: RowCounts | None = None
 
     def __post_init__(self) -> None:
         if not self.query_id or not -1 <= self.first - 1 <= self.batch_id:
@@ -104,6 +114,7 @@ class BatchMarks:
             "first": self.first,
             "ranges": [list(one) for one in self.ranges],
             "replaced": [list(one) for one in self.replaced],
+            "counts": None if self.counts is None else self.counts._asdict(),
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
@@ -112,7 +123,7 @@ class BatchMarks:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BatchMarks":
-        """Read what `to_bytes` wrote. Raises CorruptBatchMarks naming what is wrong, BatchMarksVersionUnsupported."""
+        """Read what `to_bytes` wrote. Raises BatchMarksUnreadable."""
         head, position = _head(data)
         try:
             marks = {}
@@ -123,30 +134,32 @@ class BatchMarks:
                 tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in listed)
                 for listed in (head["ranges"], head["replaced"])
             )
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, int(head["first"]))
+            counts = None if head["counts"] is None else RowCounts(**head["counts"])
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, int(head["first"]), counts)
         except FilteringError as error:
-            raise CorruptBatchMarks(str(error)) from error
+            raise _damaged(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptBatchMarks(f"the head does not say what follows ({error!r})") from error
+            raise _damaged(f"the head does not say what follows ({error!r})") from error
 
 
 def _head(data: bytes) -> tuple[dict[str, Any], int]:
     """The head, and the position of the first byte behind it."""
     if len(data) < _HEADER.size + _CHECKSUM.size:
-        raise CorruptBatchMarks(f"{len(data)} bytes, too few for a head")
+        raise _damaged(f"{len(data)} bytes, too few for a head")
     magic, version, head_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise CorruptBatchMarks(f"they begin with {magic!r}, not {_MAGIC!r}")
+        raise _damaged(f"they begin with {magic!r}, not {_MAGIC!r}")
     (stored,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
     computed = zlib.crc32(memoryview(data)[: -_CHECKSUM.size])
     if stored != computed:
-        raise CorruptBatchMarks(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
+        raise _damaged(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
     if version != VERSION:
-        raise BatchMarksVersionUnsupported(version)
+        why = f"they have format version {version}, this release reads version {VERSION}"
+        raise BatchMarksUnreadable(f"{why}: run the job with the release that wrote them")
     try:
         head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
     except ValueError as error:
-        raise CorruptBatchMarks("the head is no JSON") from error
+        raise _damaged("the head is no JSON") from error
     if not isinstance(head, dict):
-        raise CorruptBatchMarks("the head is no JSON object")
+        raise _damaged("the head is no JSON object")
     return head, _HEADER.size + head_bytes

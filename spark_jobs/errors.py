@@ -13,6 +13,10 @@ class SparkJobError(Exception):
     """Anything a job, source or column expression of spark_jobs refuses or fails at."""
 
 
+class SparkUnfit(SparkJobError):
+    """This Java, release of Spark, session or setting of it lacks what is needed; the message names it."""
+
+
 class NotInForeachBatch(SparkJobError):
     """There is no streaming query to keep marks for: use `filter_frame` on a batch frame."""
 

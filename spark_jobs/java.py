@@ -7,13 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import SparkUnfit
 
 JAVA_MIN: Final = 17
-
-
-class JavaMissing(SparkJobError):
-    """There is no Java that is new enough; the message says where one was looked for, and what to do."""
 
 
 def java_version(banner: str) -> int | None:
@@ -23,14 +19,14 @@ def java_version(banner: str) -> int | None:
 
 
 def require_java() -> None:
-    """Raise JavaMissing unless Spark will find a Java that is new enough: $JAVA_HOME first, then the PATH."""
+    """Raise SparkUnfit unless Spark will find a Java that is new enough: $JAVA_HOME first, then the PATH."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     advice = f"Spark needs Java {JAVA_MIN} or newer (OpenJDK will do): install it, or point JAVA_HOME at one"
     if program is None or shutil.which(program) is None:
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
-        raise JavaMissing(f"{where}; {advice}")
+        raise SparkUnfit(f"{where}; {advice}")
     printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - Java itself
     version = java_version(printed.stderr + printed.stdout)
     if version is None or version < JAVA_MIN:
-        raise JavaMissing(f"{program} is {f'Java {version}' if version else 'of an unknown version'}; {advice}")
+        raise SparkUnfit(f"{program} is {f'Java {version}' if version else 'of an unknown version'}; {advice}")

@@ -26,7 +26,7 @@ from filtering.marks import UNKNOWN, HighwaterMarks
 from filtering.replay_filter import check_ttl
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import SourcePosition
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import SparkUnfit
 from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.filtered_frame import KEY, keyed_frame
 from spark_jobs.mark_epochs import Epoch
@@ -42,7 +42,7 @@ from spark_jobs.operator_counts import (
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
 from spark_jobs.row_decision import quiet_filter
-from spark_jobs.spark_internals import SparkTooOld, release
+from spark_jobs.spark_internals import release, too_old
 
 try:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -181,20 +181,12 @@ def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFram
     return decide
 
 
-__all__ = ["StateStoreUnfit", "filter_replays"]
+__all__ = ["filter_replays"]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PAIR = ("topic", "pid", "source_partition")
 _MARKED = f"topic string, pid bigint, source_partition int, {STATE}"
-
-
-class StateStoreUnfit(SparkJobError):
-    """Spark's state store provider does not support transformWithState: set the provider that the message names."""
-
-    def __init__(self, provider: str) -> None:
-        super().__init__(f"{_PROVIDER} is {provider}: filter_replays needs {_ROCKSDB}; set it before the query starts")
-        self.provider = provider
 
 
 def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
@@ -219,7 +211,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
         from the state. A re-run of the batch has the same timestamp. It needs `retention_ms`, the topic's retention.ms
         (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
     metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
-    Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
+    Raises SparkUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
     query PairSplit.
     """
     pids = None if only_pids is None else frozenset(only_pids)
@@ -248,12 +240,12 @@ def _in_stream(
 ) -> DataFrame:
     if not hasattr(packed, "transformWithStateInPandas"):
         if any(len(m) for m in marks.values()):
-            raise SparkTooOld("a stream that begins with marks (marks=)", "4.0")
+            raise too_old("a stream that begins with marks (marks=)", "4.0")
         timeout = "NoTimeout" if rule.ttl_s is None else "ProcessingTimeTimeout"
         return packed.applyInPandasWithState(deciding_with_state(rule), DECIDED, STATE, "append", timeout)
     provider = df.sparkSession.conf.get(_PROVIDER) or ""
     if provider != _ROCKSDB:
-        raise StateStoreUnfit(provider)
+        raise SparkUnfit(f"{_PROVIDER} is {provider}: filter_replays needs {_ROCKSDB}; set it before the query starts")
     initial = None
     if any(len(m) for m in marks.values()):
         rows = [

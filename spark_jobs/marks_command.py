@@ -1,108 +1,115 @@
-"""`pushrep marks`: the marks of a foreachBatch query, shown, exported, imported, set and reset.
+"""`pushrep marks`: the marks of a foreachBatch query, shown, exported and imported.
 
-    a directory                 LocalMarks   (holds marks-<generation>)
-    another, or a URL of one    FileMarks    (holds *.marks; starts Spark for its file systems)
-    postgresql://..., sqlite:   SqlTable     with --table
+    a directory, or a URL of one    FileMarks    (a URL of another file system starts Spark)
+    postgresql://..., sqlite:       SqlTable     with --table
 
-A store is its query's own: stop the query first. An export is one batch's bytes:
-docs/internals/formats/batch-marks.md.
+A store is its query's own: stop the query before an import. An export is one batch's bytes
+(docs/internals/formats/batch-marks.md).
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from filtering.marks import HighwaterMarks, select_rows
-from filtering.stream_metadata import PARTITION_MAX
+from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkJobError
-from spark_jobs.marks import KEEP_ALL, LocalMarks, MarksStore
+from spark_jobs.marks import KEEP_ALL, MarksStore
+from spark_jobs.marks_look import BATCHES_SHOWN, batch_of, marks_of
 from spark_jobs.marks_stores import NoSuchMarks, is_database, opened
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_PAIR = re.compile(r"(?P<pid>-?[0-9]+):(?P<partition>[0-9]+)(=(?P<offset>-1|[0-9]+))?")
+IMPORTED = "imported"
+"""The query to which a pair belongs that is imported into an empty store."""
 
 
-class PairKey(NamedTuple):
-    """One pair, as the command line names it."""
+class Pair(NamedTuple):
+    """One pair, as the command line names it. offset: its mark; -1: none."""
 
     pid: int
     partition: int
-    topic: str | None
+    offset: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} partition {self.partition}"
 
 
-def _pair(*, required: bool) -> Callable[[_Command], _Command]:
-    """The options --pid, --partition and --topic as one argument `pair`; None where the first is not given."""
+class PairType(click.ParamType[Pair]):
+    """PID:PARTITION, with `=OFFSET` if a mark is given."""
 
-    def with_pair(command: _Command) -> _Command:
-        @wraps(command)
-        def given(*args: Any, pid: int | None, partition: int | None, topic: str | None, **rest: Any) -> Any:
-            if (pid is None) != (partition is None) or (topic is not None and pid is None):
-                raise click.UsageError("a pair is named by --pid and --partition together")
-            pair = None if pid is None or partition is None else PairKey(pid, partition, topic)
-            return command(*args, pair=pair, **rest)
+    name = "pair"
 
-        number, source = click.IntRange(-(2**63), 2**63 - 1), click.IntRange(0, PARTITION_MAX)
-        options = (
-            click.option("--pid", type=number, required=required, help="Producer id of one pair."),
-            click.option("--partition", type=source, required=required, help="Its source partition."),
-            click.option("--topic", help="Where several topics are read: which of them."),
-        )
-        for option in reversed(options):
-            given = option(given)
-        return cast("_Command", given)
+    def __init__(self, *, with_offset: bool) -> None:
+        self._with_offset = with_offset
 
-    return with_pair
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pair:
+        if isinstance(value, Pair):
+            return value
+        found = _PAIR.fullmatch(value)
+        if found is None or (found["offset"] is not None) != self._with_offset:
+            self.fail(f"{value!r} is not PID:PARTITION{'=OFFSET' if self._with_offset else ''}", param, ctx)
+        pair = Pair(int(found["pid"]), int(found["partition"]), int(found["offset"] or -1))
+        if not -(2**63) <= pair.pid < 2**63 or pair.partition > PARTITION_MAX or pair.offset > OFFSET_MAX:
+            self.fail(f"{value!r} has a number that is too large", param, ctx)
+        return pair
 
 
 @click.group()
 def marks() -> None:
-    """Marks of a Spark query: show, export, import, set one, reset all.
+    """Marks of a Spark query: show, export, import.
 
     STORE is the directory of the marks (a job's --marks), or postgresql://HOST/DATABASE, sqlite:PATH with --table.
-    Stop the query before: the marks are its own while it runs.
     """
 
 
 @marks.command(short_help="Show the query, its batches and marks.")
 @click.argument("store")
 @_TABLE
-@_pair(required=False)
+@click.option("--batch", type=int, help="Which batch's ranges and marks.  [default: the last]")
+@click.option("--pair", type=PairType(with_offset=False), metavar="PID:PARTITION", help="Only this pair's mark.")
 @_JSON
-def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -> None:  # noqa: FBT001 - click's form
-    """Whose the marks are, which batches there are, and what the last one holds.
+def show(store: str, table: str | None, batch: int | None, pair: Pair | None, as_json: bool) -> None:  # noqa: FBT001
+    """The query, what its batches kept and dropped, and a batch's marks.
 
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
-    pushrep marks show orders-checkpoint-marks --pid 4711 --partition 0
+    pushrep marks show orders-checkpoint-marks --pair 4711:0
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
         location, query_id = found.location, _owner(found)
         batches = found.batches(query_id)
-        last = _as_dict(_read(found, query_id, batches[-1])) if batches else None
-    if last is not None and pair is not None:
-        last["marks"] = [
-            mark for mark in last["marks"] if (mark["pid"], mark["partition"]) == (pair.pid, pair.partition)
-        ]
-        last["marks"] = [mark for mark in last["marks"] if pair.topic in {None, mark["topic"]}]
+        shown = _read(found, query_id, _last(found, query_id) if batch is None else batch)
+        newest = [one for number in batches[-BATCHES_SHOWN:] if (one := found.read(query_id, number)) is not None]
+    lines = [
+        one for one in marks_of(shown) if pair is None or (one["pid"], one["partition"]) == (pair.pid, pair.partition)
+    ]
+    counted = [batch_of(one) for one in newest]
     if as_json:
-        click.echo(json.dumps({"location": location, "query": query_id, "batches": batches, "last": last}))
+        last = {"batch": shown.batch_id, "ranges": [one._asdict() for one in shown.ranges], "marks": lines}
+        told = {"location": location, "query": query_id, "batches": batches, "counts": counted, "last": last}
+        click.echo(json.dumps(told))
         return
     click.echo(f"{store}: query {query_id}, batches {_range(batches)}")
-    for line in _lines(last):
+    for line in _table_of(counted):
         click.echo(line)
-    if last is not None and pair is not None and not last["marks"]:
-        click.echo(f"  pid {pair.pid} partition {pair.partition}: no mark")
+    for read in shown.ranges:
+        click.echo(f"  batch {shown.batch_id} read {read.topic}-{read.partition} [{read.start}, {read.end})")
+    for mark in lines:
+        click.echo(f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}")
+    if pair is not None and not lines:
+        click.echo(f"  {pair}: no mark")
 
 
 @marks.command(short_help="Write a batch's marks into a file.")
@@ -120,109 +127,151 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
     with _store(store, table) as found:
         query_id = _owner(found)
         wanted = _read(found, query_id, _last(found, query_id) if batch is None else batch)
-    _write_new(file, wanted)
+    try:
+        with file.open("xb") as out:
+            out.write(wanted.to_bytes())
+    except OSError as error:
+        raise click.ClickException(f"{file} can't be written: {error.strerror}; name a new file") from error
     result = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
     text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
     click.echo(json.dumps(result) if as_json else text)
 
 
-@marks.command("import", short_help="Put an export into an empty store.")
+@marks.command("import", short_help="Put an export, a pair or no marks in.")
 @click.argument("store")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_TABLE
+@click.option(
+    "--pair",
+    type=PairType(with_offset=True),
+    metavar="PID:PARTITION=OFFSET",
+    help="One pair's mark: what is above OFFSET passes. -1 forgets the pair.",
+)
+@click.option("--topic", help="With --pair: the pair's topic.  [default: the only one that STORE has]")
+@click.option("--empty", is_flag=True, help="No marks: every record passes once more.")
+@click.option("--replace", "replaces", is_flag=True, help="Change the last batch's marks in a STORE that has some.")
+@click.option("--dry-run", is_flag=True, help="Print what would be stored; write nothing.")
 @_JSON
-def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
-    """Put an export into an empty STORE, a directory: a fresh checkpoint takes it over by --adopt.
+def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
+    store: str, file: Path | None, table: str | None, pair: Pair | None, topic: str | None, empty: bool,  # noqa: FBT001
+    replaces: bool, dry_run: bool, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Put an export, one pair's mark or no marks into STORE. Stop its query before.
+
+    Into an empty STORE: a fresh checkpoint takes the marks over by --adopt. With --replace the marks of the last batch
+    are changed, and the query continues with them; export them before. A pair may then come in any partition of its
+    topic: one that has moved for good (PairSplit) keeps its mark if it is given that same mark.
 
     \b
     pushrep marks import new-checkpoint-marks orders.marks
+    pushrep marks import orders-checkpoint-marks --pair 4711:0=16999 --replace --dry-run
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if (file is not None) + (pair is not None) + empty != 1:
+        raise click.UsageError("give one of FILE, --pair and --empty")
+    if topic is not None and pair is None:
+        raise click.UsageError("--topic belongs to --pair")
     with _errors():
-        imported = BatchMarks.from_bytes(file.read_bytes())
-    with _errors(), LocalMarks(_local(store)) as found:
-        if (owner := found.owner()) is not None:
-            raise click.ClickException(f"{store} has marks of query {owner}: name an empty place, or reset it")
-        found.write(imported, keep=KEEP_ALL)
-    adopt = f"{imported.query_id}:{imported.batch_id}"
-    text = f"{_count(imported)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
-    click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(imported)}) if as_json else text)
+        given = None if file is None else BatchMarks.from_bytes(file.read_bytes())
+    with _store(store, table, to_write=True) as found:
+        before = _before(found, store, replaces=replaces)
+        changed = _whole(before, given, store) if pair is None else _with_pair(before, pair, topic, found.location)
+        if not dry_run:
+            found.write(changed, keep=KEEP_ALL)
+    adopt = f"{changed.query_id}:{changed.batch_id}"
+    if as_json:
+        result = {"store": store, "adopt": adopt, "marks": _count(changed), "dry_run": dry_run}
+        click.echo(json.dumps(result | {"before": None if before is None else _count(before)}))
+        return
+    for line in _changes(before, changed):
+        click.echo(line)
+    if dry_run:
+        click.echo("dry run: nothing was written")
+    elif before is None:
+        click.echo(f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}")
+    else:
+        click.echo(f"batch {changed.batch_id} of query {changed.query_id} has these marks now")
 
 
-@marks.command("set", short_help="Set or forget the mark of one pair.")
-@click.argument("store")
-@_pair(required=True)
-@click.option("--offset", type=click.IntRange(-1, 2**63 - 1), required=True,
-              help="The new mark: what is above it passes. -1 forgets the pair.")  # fmt: skip
-@click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
-              help="A new file for the last batch's marks, written before one changes.")  # fmt: skip
-@_JSON
-def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
-    """Set the mark of one pair, or forget it, in the last batch of a directory; the others stay.
-
-    The pair may then come in any partition of the topic. So a pair that has moved for good (PairSplit) keeps its mark
-    if it is set to that same mark.
-
-    \b
-    pushrep marks set orders-checkpoint-marks --pid 4711 --partition 0 --offset 16999 --export before.marks
-    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+def _before(found: MarksStore, store: str, *, replaces: bool) -> BatchMarks | None:
+    """The last batch of the store's query; None in an empty store. Raises ClickException."""
+    owner = found.owner()
+    if owner is None:
+        return None
+    if not replaces:
+        raise click.ClickException(
+            f"{store} has marks of query {owner}: name an empty place, or change them with --replace (--dry-run shows)"
+        )
     if is_database(store):
-        raise click.ClickException(f"{store}: in a database no single pair is set; begin a fresh checkpoint by --adopt")
-    with _store(store, None) as found:
-        query_id = _owner(found)
-        last = _read(found, query_id, _last(found, query_id))
-        if not last.marks:
-            raise NoSuchMarks(found.location, f"batch {last.batch_id} of query {query_id} has seen no pair")
-        keys = [key for key in last.marks if pair.topic in {None, key.topic}]
-        before = [key for key in keys if last.marks[key].get(pair.pid, pair.partition) is not None]
-        if len(topics := {key.topic for key in before or keys}) != 1:
-            raise click.ClickException(f"say --topic: it is one of {', '.join(sorted({k.topic for k in last.marks}))}")
-        (topic,) = topics
-        if offset < 0 and not before:
-            why = f"batch {last.batch_id} of query {query_id} has no mark of pid {pair.pid} partition {pair.partition}"
-            raise NoSuchMarks(found.location, f"{why}: nothing was changed")
-        _write_new(export_to, last)
-        changed = replace(last, marks=_with(last.marks, topic, pair, offset))
-        found.write(changed, keep=KEEP_ALL)
-    result = {
-        "query": query_id,
-        "batch": last.batch_id,
-        "topic": topic,
-        "offset": offset,
-        "exported": str(export_to),
-    }
-    what = "forgotten" if offset < 0 else f"set to {offset}"
-    text = f"{topic} pid {pair.pid} partition {pair.partition}: {what}; what was before is in {export_to}"
-    click.echo(json.dumps(result) if as_json else text)
+        why = "a database commits marks with their rows: begin a fresh checkpoint by --adopt with an earlier batch"
+        raise click.ClickException(f"{store.partition(':')[0]}: {why}")
+    return _read(found, owner, _last(found, owner))
 
 
-@marks.command(short_help="Forget all batches, after an export.")
-@click.argument("store")
-@_TABLE
-@click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
-              help="A new file for the last batch's marks, written before they go.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@_JSON
-def reset(store: str, table: str | None, export_to: Path, yes: bool, as_json: bool) -> None:  # noqa: FBT001
-    """Forget all batches' marks of the store's query, exporting the last first. Of a database's table rows go too.
+def _whole(before: BatchMarks | None, given: BatchMarks | None, store: str) -> BatchMarks:
+    """The batch with all marks of `given`; with none, where that is None. Raises ClickException."""
+    if before is not None:
+        return replace(before, marks={} if given is None else given.marks)
+    if given is None:
+        raise click.ClickException(f"{store} has no marks: there is nothing to make empty")
+    return replace(given, first=given.batch_id + 1)  # no batch of a query that has this store
 
-    The query's checkpoint can't go on without its marks: begin a fresh one, which lets everything through once
-    more, or adopts an imported export.
 
-    \b
-    pushrep marks reset orders-checkpoint-marks --export orders.marks
-    """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _store(store, table) as found:
-        query_id = _owner(found)
-        batches = found.batches(query_id)
-        last = _read(found, query_id, _last(found, query_id))
-        if not yes:
-            rows = " and their rows" if table else ""
-            click.confirm(f"forget batches {_range(batches)} of query {query_id}{rows}?", abort=True, err=True)
-        _write_new(export_to, last)
-        while (owner := found.owner()) is not None:  # what one that it adopted left, too
-            found.drop_from(owner, found.batches(owner)[0])
-    result = {"query": query_id, "batches": batches, "exported": str(export_to)}
-    text = f"query {query_id}: batches {_range(batches)} forgotten; the last one's marks are in {export_to}"
-    click.echo(json.dumps(result) if as_json else text)
+def _with_pair(before: BatchMarks | None, pair: Pair, topic: str | None, location: str) -> BatchMarks:
+    """The batch with this mark of the pair. Raises NoSuchMarks, ClickException."""
+    if before is None:
+        if topic is None or pair.offset < 0:
+            raise click.ClickException("into an empty store give the pair's mark and --topic")
+        mark = HighwaterMarks.from_columns([pair.pid], [pair.partition], [pair.offset])
+        return BatchMarks(IMPORTED, 0, marks={MarksKey(topic): mark}, first=1)
+    topics = {key.topic for key in before.marks}
+    holding = {key.topic for key in before.marks if before.marks[key].get(pair.pid, pair.partition) is not None}
+    chosen = {topic} if topic is not None else holding or topics
+    if len(chosen) != 1 or not chosen <= topics:
+        raise click.ClickException(f"say --topic: it is one of {', '.join(sorted(topics)) or 'none yet'}")
+    if pair.offset < 0 and not chosen <= holding:
+        raise NoSuchMarks(location, f"batch {before.batch_id} of query {before.query_id} has no mark of {pair}")
+    return replace(before, marks=_with(before.marks, chosen.pop(), pair))
+
+
+def _with(marks_: Mapping[MarksKey, HighwaterMarks], topic: str, pair: Pair) -> dict[MarksKey, HighwaterMarks]:
+    """With this mark of the pair, in a partition that is not known yet; without the pair, where its offset is below 0.
+
+    At the mark that it has, what its window has seen stays; at another one all below counts as seen.
+    """
+    changed, mark = dict(marks_), HighwaterMarks.from_columns([pair.pid], [pair.partition], [max(pair.offset, 0)])
+    for key in (key for key in marks_ if key.topic == topic):
+        held = marks_[key].to_columns()
+        rows = marks_[key].find(np.array([pair.pid]), np.array([pair.partition]))
+        rows = rows[rows >= 0]
+        changed[key] = marks_[key].without_rows(rows)
+        if len(rows) and held.offsets[rows[0]] == pair.offset:
+            own = select_rows(held, rows)
+            mark = HighwaterMarks.from_columns(
+                own.pids,
+                own.partitions,
+                own.offsets,
+                advanced_ms=own.advanced_ms,
+                bitmaps=own.bitmaps,
+                window=own.window,
+            )
+    if pair.offset >= 0:
+        # Wherever it is met: a partition that a startpoint reset takes no marks of startpoints before that one.
+        newest = max(key for key in marks_ if key.topic == topic)
+        changed[newest] = changed[newest].merge(mark)
+    return changed
+
+
+def _changes(before: BatchMarks | None, changed: BatchMarks) -> Iterator[str]:
+    """Each pair whose mark differs, and from what to what."""
+    old, new = ({(m["topic"], m["pid"], m["partition"]): m["offset"] for m in _marks(one)} for one in (before, changed))
+    for topic, pid, partition in sorted(old.keys() | new.keys()):
+        was, now = (held.get((topic, pid, partition), "none") for held in (old, new))
+        if was != now:
+            yield f"  {topic} pid {pid} partition {partition}: {was} -> {now}"
+
+
+def _marks(batch: BatchMarks | None) -> list[dict[str, Any]]:
+    return [] if batch is None else marks_of(batch)
 
 
 @contextmanager
@@ -239,8 +288,8 @@ def _errors() -> Iterator[None]:
 
 
 @contextmanager
-def _store(store: str, table: str | None) -> Iterator[MarksStore]:
-    with _errors(), opened(store, table) as found:
+def _store(store: str, table: str | None, *, to_write: bool = False) -> Iterator[MarksStore]:
+    with _errors(), opened(store, table, to_write=to_write) as found:
         yield found
 
 
@@ -265,50 +314,6 @@ def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
     return found
 
 
-def _with(
-    marks_: Mapping[MarksKey, HighwaterMarks], topic: str, pair: PairKey, offset: int
-) -> dict[MarksKey, HighwaterMarks]:
-    """With this mark of the pair, in a partition that is not known yet; without the pair, where `offset` is below 0.
-
-    At the mark that it has, what its window has seen stays; at another one all below counts as seen.
-    """
-    changed, mark = dict(marks_), HighwaterMarks.from_columns([pair.pid], [pair.partition], [max(offset, 0)])
-    for key in (key for key in marks_ if key.topic == topic):
-        held = marks_[key].to_columns()
-        rows = marks_[key].find(np.array([pair.pid]), np.array([pair.partition]))
-        rows = rows[rows >= 0]
-        changed[key] = marks_[key].without_rows(rows)
-        if len(rows) and held.offsets[rows[0]] == offset:
-            own = select_rows(held, rows)
-            mark = HighwaterMarks.from_columns(
-                own.pids,
-                own.partitions,
-                own.offsets,
-                advanced_ms=own.advanced_ms,
-                bitmaps=own.bitmaps,
-                window=own.window,
-            )
-    if offset >= 0:
-        # Wherever it is met: a partition that a startpoint reset takes no marks of startpoints before that one.
-        newest = max(key for key in marks_ if key.topic == topic)
-        changed[newest] = changed[newest].merge(mark)
-    return changed
-
-
-def _write_new(file: Path, marks_: BatchMarks) -> None:
-    try:
-        with file.open("xb") as out:
-            out.write(marks_.to_bytes())
-    except OSError as error:
-        raise click.ClickException(f"{file} can't be written: {error.strerror}; name a new file") from error
-
-
-def _local(store: str) -> Path:
-    if ":" in store.partition("/")[0]:
-        raise click.ClickException(f"{store}: marks are imported into a directory of this machine")
-    return Path(store)
-
-
 def _count(batch: BatchMarks) -> int:
     return sum(map(len, batch.marks.values()))
 
@@ -317,25 +322,14 @@ def _range(batches: list[int]) -> str:
     return f"{batches[0]} to {batches[-1]}" if batches else "none"
 
 
-def _as_dict(batch: BatchMarks) -> dict[str, Any]:
-    pairs = [
-        {
-            "topic": key.topic,
-            "startpoint_epoch": key.startpoint_epoch,
-            "pid": pid,
-            "partition": partition,
-            "offset": entry.offset,
-        }
-        for key, marks_ in sorted(batch.marks.items())
-        for (pid, partition), entry in marks_.items()
-    ]
-    return {"batch": batch.batch_id, "ranges": [r._asdict() for r in batch.ranges], "marks": pairs}
+_COLUMNS = {"batch": "batch", "rows": "rows", "kept": "kept", "dropped": "dropped", "jumped": "gaps",
+            "unkeyed": "without metadata", "late": "late"}  # fmt: skip
 
 
-def _lines(last: dict[str, Any] | None) -> Iterator[str]:
-    if last is None:
-        return
-    for r in last["ranges"]:
-        yield f"  batch {last['batch']} read {r['topic']}-{r['partition']} [{r['start']}, {r['end']})"
-    for mark in last["marks"]:
-        yield f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}"
+def _table_of(counted: list[dict[str, Any]]) -> Iterator[str]:
+    """The batches' counts as lines; `unknown` where nobody counted."""
+    rows = [list(_COLUMNS.values())]
+    rows += [["unknown" if one[name] is None else f"{one[name]:,}" for name in _COLUMNS] for one in counted]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -119,7 +119,7 @@ class Replacing:
     def of_batch(
         self, session: SparkSession, found: list[PartitionRows], rule: FilterRule, batch_id: int
     ) -> "RereadBatch":
-        """What is read again in the batch that holds this, and which rows it replaces. Raises CantReplace."""
+        """The partitions that the batch of these rows reads again, and which rows it replaces. Raises CantReplace."""
         resets = {(one.topic, one.partition): one.marks_epoch for one in found if one.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(one for one in found if one.marks_epoch)}
         # Asked once for each startpoint, and kept for all its batches: rows that these write themselves are new.

@@ -22,7 +22,7 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_decision import BatchPlan, PartitionRows, ranges_of
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
@@ -167,9 +167,18 @@ class ReplayFilteredBatches:
                 filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, stored.first)
+        counts = filtered.counts(batch_id)
+        kept = RowCounts(
+            counts.rows,
+            counts.kept,
+            counts.dropped,
+            counts.unkeyed,
+            counts.late,
+            counts.jumped if self._rule.counts_gaps else None,
+        )
+        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, stored.first, kept)
         self._store.write(after, keep=keep)
-        self._report(filtered.counts(batch_id))
+        self._report(counts)
 
     def _first_pass(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
         """The first pass: by runs, unless those of batches shortly before decided nothing."""
@@ -205,7 +214,7 @@ class ReplayFilteredBatches:
         )
 
     def _batch_before(self, query_id: str, batch_id: int) -> BatchMarks:
-        """What is kept of the batch before the one that Spark gives this number. Its own number tells the next."""
+        """The stored batch before the one that Spark numbers `batch_id`; the next one's number is one above its own."""
         store = self._store
         owner = store.owner()
         if owner is not None and owner != query_id:

@@ -30,7 +30,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.pandas import types
 
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import SparkUnfit
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,10 +65,10 @@ def _object_of(jvm: Any, name: str) -> Any:
 def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
     """The JVM, for its Hadoop client, and Spark's Hadoop configuration.
 
-    what, instead: for the message of NotOverConnect, which is raised in a Spark Connect session.
+    what, instead: for the message of SparkUnfit, which is raised in a Spark Connect session.
     """
     if over_connect(spark):
-        raise NotOverConnect(what, instead)
+        raise _not_over_connect(what, instead)
     context: Any = spark.sparkContext
     return _jvm_of(spark), context._jsc.hadoopConfiguration()  # noqa: SLF001
 
@@ -78,12 +78,8 @@ def class_name(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-class NotOverConnect(SparkJobError):
-    """Impossible in a Spark Connect session: use a classic session, or the alternative in the message."""
-
-    def __init__(self, what: str, instead: str) -> None:
-        super().__init__(f"{what}: not over Spark Connect; {instead}")
-        self.what, self.instead = what, instead
+def _not_over_connect(what: str, instead: str) -> SparkUnfit:
+    return SparkUnfit(f"{what}: not over Spark Connect; {instead}")
 
 
 def over_connect(spark: SparkSession) -> bool:
@@ -94,14 +90,15 @@ def over_connect(spark: SparkSession) -> bool:
 def query_id_of(spark: SparkSession) -> str | None:
     """The id of the query whose foreachBatch calls this; None outside of foreachBatch. It is stored in the checkpoint.
 
-    In a Spark Connect session it is the only running query of the session, if there is one. Raises NotOverConnect for
+    In a Spark Connect session it is the only running query of the session, if there is one. Raises SparkUnfit for
     several.
     """
     if not over_connect(spark):
         return spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     running = [str(query.id) for query in spark.streams.active]
     if len(running) > 1:
-        raise NotOverConnect("several queries in one session", "the batch's query is unknown: use a session for each")
+        instead = "the batch's query is unknown: use a session for each"
+        raise _not_over_connect("several queries in one session", instead)
     return running[0] if running else None
 
 
@@ -109,12 +106,9 @@ STREAMS_SINCE: Final = (4, 2)
 """From this release on, Python data sources get the start of a stream's batch, and its limits."""
 
 
-class SparkTooOld(SparkJobError):
-    """This release of Spark lacks a feature: use a newer release."""
-
-    def __init__(self, what: str, needed: str) -> None:
-        super().__init__(f"{what} needs Spark {needed} or newer: this is {pyspark.__version__}")
-        self.what, self.needed = what, needed
+def too_old(what: str, needed: str) -> SparkUnfit:
+    """The refusal of what this release of Spark lacks."""
+    return SparkUnfit(f"{what} needs Spark {needed} or newer: this is {pyspark.__version__}")
 
 
 def release() -> tuple[int, int]:

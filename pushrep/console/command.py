@@ -55,10 +55,9 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
     help="The Avro schema (JSON) of TOPIC's values, to show them as Avro. Repeat it for more.",
 )
 @click.option(
-    "--marks", multiple=True, metavar="DIRECTORY[=FILE]",
-    help="The --marks directory of a Spark job, to show its filter; FILE is the job's --json file, which has the "
-    "counts "
-    "of each batch. Repeat it for more.",
+    "--marks", multiple=True, metavar="PLACE",
+    help="The --marks directory of a Spark job, or its database and table (sqlite:shop.db#orders), to show its filter. "
+    "Repeat it for more.",
 )  # fmt: skip
 @click.option(
     "--operate",

@@ -299,14 +299,13 @@ class News:
                 yield ": nothing new\n\n"
 
 
-def look_at_marks(named: str) -> Mapping[str, Any]:
-    """The marks of a query. named: DIRECTORY or DIRECTORY=EVENTS. The result has `why` if they can't be read.
+def look_at_marks(place: str) -> Mapping[str, Any]:
+    """The marks of a query. The result has `why` if they can't be read.
 
     spark_jobs reads them; this package may not import it, and finds it by its entry point.
     """
-    place, _, events = named.partition("=")
     for entry in entry_points(group=MARKS_GROUP):
-        found: Mapping[str, Any] = entry.load()(place, events or None)
+        found: Mapping[str, Any] = entry.load()(place)
         return found
     return {"place": place, "why": f"this installation has no entry point in {MARKS_GROUP}: install pushrep again"}
 

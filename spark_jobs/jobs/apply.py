@@ -66,13 +66,6 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 @click.command(epilog=_EPILOG, context_settings={"max_content_width": 110, "show_default": True})
 @source_options
 @click.option("--consumer", help="Source pushrep: follow this consumer's startpoints while the job runs.")
-@click.option("--store", help="Where they lie: a directory, or kafka:TOPIC.  [default: PATH/startpoints]")
-@click.option("--store-servers", help="Brokers of --store kafka:TOPIC.")
-@click.option(
-    "--store-config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Properties of its client, as librdkafka spells them.",
-)
 @click.option(
     "--sink", required=True, help="Where rows go: a path (with a /), a catalog table's name, or a database's URL."
 )

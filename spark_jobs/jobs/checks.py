@@ -19,28 +19,29 @@ from pyspark.sql.types import StructType
 
 from pushrep.errors import PushrepError
 from spark_jobs.errors import MarksMissing, MarksOfAnotherQuery, SparkJobError
+from spark_jobs.file_marks import FileMarks, local_path
 from spark_jobs.java import require_java
-from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, local_path, named_by_option
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, named_by_option
 from spark_jobs.jobs.reporting import one_line
-from spark_jobs.marks import LocalMarks, MarksStore
+from spark_jobs.marks import MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import FRESH_QUERY, BadSink, IdempotentSink
 from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import resolve_starts
-from spark_jobs.spark_internals import STREAMS_SINCE, SparkTooOld, release
+from spark_jobs.spark_internals import STREAMS_SINCE, release, too_old
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import BadValueFormat
 
 
 def before_spark(options: JobOptions, check_record: Callable[[StructType], object] | None = None) -> None:
-    """Raise BadJobOption, JavaMissing, or the source's own refusal of its options or its topic.
+    """Raise BadJobOption, SparkUnfit, or the source's own refusal of its options or its topic.
 
     `check_record` gets the source's columns where they are known without Spark.
     """
     if options.source == "pushrep" and release() < STREAMS_SINCE:
-        raise SparkTooOld("a stream of source pushrep", "4.2")
+        raise too_old("a stream of source pushrep", "4.2")
     _check_places(options)
     if options.source == "kafka" and "kafka.bootstrap.servers" not in map(str.lower, options.source_options):
         why = "source kafka needs --source-option kafka.bootstrap.servers=HOST:9092"
@@ -139,14 +140,16 @@ def _check_places(options: JobOptions) -> None:
 
 
 def _check_marks(options: JobOptions) -> None:
-    """Open the store if there is one: it may be damaged, or another process may have it."""
+    """Read the store if there is one: it may be damaged."""
     kept = options.marks_path()
     path = None if kept is None else _real(kept)
     if path is None:  # only Spark reaches them, or they lie with the rows
         return
     if path.exists():
-        with named("--marks", options.marks), LocalMarks(path) as marks:
-            marks.owner()
+        with named("--marks", options.marks):
+            marks = FileMarks(path)
+            if (owner := marks.owner()) is not None:
+                marks.read(owner, marks.batches(owner)[-1])
         return
     above = next(place for place in path.parents if place.exists())
     if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
@@ -155,10 +158,6 @@ def _check_marks(options: JobOptions) -> None:
 
 def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> None:
     """Refuse marks of another query before the checkpoint gets a batch that can't run. Makes no store."""
-    if isinstance(marks, LocalMarks) and not Path(marks.location).exists():
-        if query_id is None and adopt is not None:
-            raise MarksMissing(marks.location, *adopt, [])
-        return
     owner = marks.owner()
     if owner == query_id and owner is not None:
         return

@@ -11,20 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from filtering.errors import TtlTooShort
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
-from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
-from pushrep.kafka.destination import read_properties
-from pushrep.startpoints import StorePlace, StoreUnavailable
-from pushrep.startpoints.store import BOOTSTRAP_SERVERS, kind_of
-from pushrep.startpoints.store import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
-from spark_jobs.file_marks import FileMarks
-from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_stores import is_database
 from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.idempotent_sink import BadSink, IdempotentSink
@@ -48,7 +39,6 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "topic": "--topic",
         "maxrecordspertrigger": "--max-records-per-trigger",
         "startingstartpoint": "--consumer",
-        "startpoints": "--store",
     },
     "kafka": {
         "subscribe": "--topic",
@@ -69,29 +59,6 @@ class BadJobOption(SparkJobError):
         self.option, self.value, self.why = option, value, why
 
 
-def store_words(store: str | None, servers: str | None, config: Path | None) -> dict[str, str]:
-    """Where a job's startpoints are, as options of the source; none without --store. Raises BadJobOption.
-
-    --store out/startpoints                          startpoints=out/startpoints
-    --store kafka:TOPIC --store-servers HOST:PORT    startpoints=kafka:TOPIC, startpoints.bootstrap.servers=HOST:PORT
-    --store-config FILE                              startpoints.NAME=VALUE for each line of it
-    """
-    for option, given in (("--store-servers", servers), ("--store-config", config)):
-        if given is not None and kind_of(store or "") != KAFKA_KIND:
-            raise BadJobOption(option, str(given), "belongs to startpoints in a topic: --store kafka:TOPIC")
-    if store is None:
-        return {}
-    try:
-        settings = read_properties(config) | ({} if servers is None else {BOOTSTRAP_SERVERS: servers})
-        StorePlace.parse(store, settings)
-    except BadArgument as error:
-        option = "--store-servers" if error.argument == BOOTSTRAP_SERVERS else "--store-config"
-        raise BadJobOption("--store" if error.argument == "store" else option, None, error.why) from error
-    except (StoreUnavailable, OSError) as error:
-        raise BadJobOption("--store", store, str(error)) from error
-    return {"startpoints": store} | {f"startpoints.{name}": value for name, value in settings.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """Every job's options of its source, its filter and its checkpoint. Raises BadJobOption."""
@@ -105,9 +72,6 @@ class JobOptions:
     carrier: str = "key"
     starting_offsets: str | None = None
     consumer: str | None = None
-    store: str | None = None
-    store_servers: str | None = None
-    store_config: Path | None = None
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
@@ -134,7 +98,6 @@ class JobOptions:
                 "pushrep startpoint export, and --adopt"
             )
             raise BadJobOption("--consumer", self.consumer, why)
-        self._check_store()
         try:
             check_ttl(self.ttl_s, self.retention_ms)
         except TtlTooShort as error:
@@ -193,15 +156,9 @@ class JobOptions:
             options["maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"] = str(self.max_records_per_trigger)
         if self.consumer is not None:
             options["startingStartpoint"] = self.consumer
-        options |= store_words(self.store, self.store_servers, self.store_config)
         if self.carrier == "header":
             options["includeHeaders"] = "true"
         return options | self.source_options
-
-    def _check_store(self) -> None:
-        store_words(self.store, self.store_servers, self.store_config)
-        if self.store is not None and self.consumer is None:
-            raise BadJobOption("--store", self.store, "belongs to --consumer, whose startpoints it keeps: give both")
 
     def _check_source_options(self) -> None:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
@@ -313,17 +270,6 @@ def named_by_option(error: BadSink) -> SparkJobError:
     return error if option is None else BadJobOption(option, error.value, error.why)
 
 
-def local_path(text: str) -> Path | None:
-    """The path on this machine that a directory's name means; None on another file system.
-
-    Without a scheme it is taken for local, whatever Spark's default file system is.
-    """
-    scheme, colon, rest = text.partition(":")
-    if colon and "/" not in scheme:
-        return Path("/" + rest.lstrip("/")) if scheme == "file" else None
-    return Path(text)
-
-
 def outbox_carrier(directory: str, topic: str) -> str | None:
     """Where the outbox of `topic` in a directory of logs puts the metadata, "key" or "header"; None: no outbox."""
     try:
@@ -331,13 +277,3 @@ def outbox_carrier(directory: str, topic: str) -> str | None:
         return str(identity["carrier"]) if identity["topic"] == topic else None
     except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; the outbox itself checks its file
         return None
-
-
-def marks_of(options: JobOptions, spark: SparkSession) -> LocalMarks | FileMarks:
-    """The marks store that the options name, opened at its first use.
-
-    A directory of this machine or file:... is LocalMarks; hdfs://... and any other scheme is FileMarks, on Spark's own
-    file system.
-    """
-    place = local_path(options.marks)
-    return FileMarks(options.marks, spark) if place is None else LocalMarks(place)

@@ -1,7 +1,7 @@
 """A job without its command line: options in, a query run to its end or to a signal.
 
     options ─▶ checks ─▶ Spark ─▶ checks ─▶ query ─▶ end
-    SIGTERM ─▶ flag ─▶ the batch that runs is finished ─▶ query stopped ─▶ marks closed
+    SIGTERM ─▶ flag ─▶ the batch that runs is finished ─▶ query stopped
 
 Stopping between batches costs nothing; stopping inside one would only make Spark run it again.
 """
@@ -23,8 +23,9 @@ from pyspark.sql.types import StructType
 from filtering.errors import shown_partition
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import SparkJobError
+from spark_jobs.file_marks import FileMarks
 from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, named, with_spark
-from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
+from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
@@ -117,27 +118,27 @@ def stream(  # noqa: PLR0913 - a query's parts
     """
     if options.source == "pushrep":
         register_sources(spark)
-    with contextlib.closing(store or marks_of(options, spark)) as marks:
-        rows = _without(options, spark.readStream.format(options.source).options(**options.reader_options()).load())
-        filtered = ReplayFilteredBatches(
-            prepare(spark, rows.schema, marks),
-            marks,
-            carrier=options.carrier,
-            window=options.window,
-            only_pids=options.only_pids,
-            ttl_s=options.ttl_s,
-            retention_ms=options.retention_ms,
-            adopt=options.adopt,
-            replacing=replacing,
-            on_counts=reporter.batch,
-        )
-        between = OneBatchAtATime(filtered)
-        remove_first_batch_leftovers(HadoopDirectory(spark, options.checkpoint))
-        writer = rows.writeStream.foreachBatch(between).option("checkpointLocation", options.checkpoint)
-        with _signals() as stop:
-            query = writer.trigger(**options.trigger_arguments()).start()
-            reporter.started(str(query.id), str(query.runId))
-            _run(query, between, stop)
+    marks = store or FileMarks(options.marks, spark)
+    rows = _without(options, spark.readStream.format(options.source).options(**options.reader_options()).load())
+    filtered = ReplayFilteredBatches(
+        prepare(spark, rows.schema, marks),
+        marks,
+        carrier=options.carrier,
+        window=options.window,
+        only_pids=options.only_pids,
+        ttl_s=options.ttl_s,
+        retention_ms=options.retention_ms,
+        adopt=options.adopt,
+        replacing=replacing,
+        on_counts=reporter.batch,
+    )
+    between = OneBatchAtATime(filtered)
+    remove_first_batch_leftovers(HadoopDirectory(spark, options.checkpoint))
+    writer = rows.writeStream.foreachBatch(between).option("checkpointLocation", options.checkpoint)
+    with _signals() as stop:
+        query = writer.trigger(**options.trigger_arguments()).start()
+        reporter.started(str(query.id), str(query.runId))
+        _run(query, between, stop)
     reporter.stopped()
 
 
@@ -154,7 +155,7 @@ def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> list[str]:
 
     Spark writes a file under such a name and renames it. Before its first batch it wants that directory empty, and
     would refuse every restart (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). A batch that is planned, or any other
-    file: nothing is touched. Call it only where no other driver can be at this checkpoint: the marks store is held.
+    file: nothing is touched. Another driver that is just writing that very file would fail, and start again.
     """
     found = checkpoint.names("offsets")
     if checkpoint.names("commits") or not all(_FIRST_OFFSETS_UNFINISHED.fullmatch(name) for name in found):

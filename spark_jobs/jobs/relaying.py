@@ -40,19 +40,17 @@ _VERSION = 1
 
 
 class RelayPinned(SparkJobError):
-    """What is asked for is not what the checkpoint's relay began with: give its value, or a fresh checkpoint."""
+    """This checkpoint's relay began otherwise, or nobody knows how; the message says what to do."""
 
-    def __init__(self, setting: str, wanted: object, pinned: object, remedy: str) -> None:
-        super().__init__(f"{setting} is {wanted!r}, and this checkpoint's relay began with {pinned!r}: {remedy}")
-        self.setting, self.wanted, self.pinned = setting, wanted, pinned
+    @classmethod
+    def to(cls, setting: str, wanted: object, pinned: object, remedy: str) -> "RelayPinned":
+        """Began with another value."""
+        return cls(f"{setting} is {wanted!r}, and this checkpoint's relay began with {pinned!r}: {remedy}")
 
-
-class RelayPinDamaged(SparkJobError):
-    """The file that says how this checkpoint's relay began can't be read: restore it, or begin a fresh checkpoint."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}; restore it, or begin with a fresh checkpoint and a new --epoch")
-        self.path, self.why = path, why
+    @classmethod
+    def unreadable(cls, path: str, why: str) -> "RelayPinned":
+        """The file that says it can't be read."""
+        return cls(f"{path}: {why}; restore it, or begin with a fresh checkpoint and a new --epoch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +80,13 @@ class RelayIdentityStore:
         """The stored identity, if `wanted` agrees with it; at the first start, or for a new epoch, `wanted` is stored.
 
         `wanted` has the destination's present number of partitions; `partition_count` is the one that was asked for,
-        None: the stored one. Raises RelayPinned, RelayPinDamaged.
+        None: the stored one. Raises RelayPinned.
         """
         stored = self.read()
         if stored is None:
             if self._checkpoint.names("offsets"):
                 path = self._directory.path_of("")
-                raise RelayPinDamaged(path, "the checkpoint has batches, and nothing says how they were sent")
+                raise RelayPinned.unreadable(path, "the checkpoint has batches, and nothing says how they were sent")
             return self._write(wanted)
         fresh = "begin with a fresh checkpoint"
         for setting, ours, theirs in (
@@ -97,20 +95,20 @@ class RelayIdentityStore:
             ("--to-carrier", wanted.carrier, stored.carrier),
         ):
             if ours != theirs:
-                raise RelayPinned(setting, ours, theirs, f"give that, or {fresh}")
+                raise RelayPinned.to(setting, ours, theirs, f"give that, or {fresh}")
         check_same(wanted, stored)
         if wanted.epoch > stored.epoch:
             self._check_settled(wanted.epoch, stored.epoch)
             return self._write(wanted)
         if wanted.epoch < stored.epoch:
-            raise RelayPinned("--epoch", wanted.epoch, stored.epoch, "an epoch only rises: give that")
+            raise RelayPinned.to("--epoch", wanted.epoch, stored.epoch, "an epoch only rises: give that")
         if partition_count not in {None, stored.partition_count}:
             remedy = f"raise --epoch above {stored.epoch} with it"
-            raise RelayPinned("--partition-count", partition_count, stored.partition_count, remedy)
+            raise RelayPinned.to("--partition-count", partition_count, stored.partition_count, remedy)
         return stored
 
     def read(self) -> RelayIdentity | None:
-        """The identity of the highest epoch, None before the first start. Raises RelayPinDamaged."""
+        """The identity of the highest epoch, None before the first start. Raises RelayPinned."""
         epochs = sorted(int(found[1]) for found in map(_NAME.fullmatch, self._directory.names()) if found)
         if not epochs:
             return None
@@ -118,16 +116,17 @@ class RelayIdentityStore:
         try:
             fields: dict[str, Any] = json.loads(self._directory.read(name))
             if fields.pop("version") != _VERSION:
-                raise RelayPinDamaged(self._directory.path_of(name), f"it is not of version {_VERSION}")
+                raise RelayPinned.unreadable(self._directory.path_of(name), f"it is not of version {_VERSION}")
             return RelayIdentity(**fields)
         except (ValueError, TypeError, KeyError) as error:
-            raise RelayPinDamaged(self._directory.path_of(name), f"it is not what a relay writes ({error})") from error
+            path = self._directory.path_of(name)
+            raise RelayPinned.unreadable(path, f"it is not what a relay writes ({error})") from error
 
     def _write(self, identity: RelayIdentity) -> RelayIdentity:
         name = f"epoch-{identity.epoch}.json"
         fields = {"version": _VERSION, **asdict(identity), "sources": dict(identity.sources)}
         if not self._directory.create(name, json.dumps(fields, indent=1)):
-            raise RelayPinDamaged(self._directory.path_of(name), "the file system refused to make it")
+            raise RelayPinned.unreadable(self._directory.path_of(name), "the file system refused to make it")
         return identity
 
     def _check_settled(self, epoch: int, stored: int) -> None:
@@ -138,18 +137,18 @@ class RelayIdentityStore:
         ]
         if last[0] != last[1]:
             why = f"batch {last[0]} is not finished: run once with --epoch {stored}, till it ends, then raise it"
-            raise RelayPinned("--epoch", epoch, stored, why)
+            raise RelayPinned.to("--epoch", epoch, stored, why)
 
 
 def check_same(now: RelayIdentity, stored: RelayIdentity) -> None:
     """Topics and logs are still the same. Raises RelayPinned for one that was made anew."""
     if now.destination != stored.destination:
         remedy = f"topic {now.topic!r} was made anew and lacks what was sent before; begin with a fresh checkpoint"
-        raise RelayPinned("--to-topic", now.destination, stored.destination, remedy)
+        raise RelayPinned.to("--to-topic", now.destination, stored.destination, remedy)
     for name, incarnation in now.sources.items():
         if stored.sources.get(name, incarnation) != incarnation:
             remedy = f"source {name!r} was made anew, its offsets count from 0 again; begin with a fresh checkpoint"
-            raise RelayPinned("--topic", incarnation, stored.sources[name], remedy)
+            raise RelayPinned.to("--topic", incarnation, stored.sources[name], remedy)
 
 
 _SERVERS = "bootstrap.servers"

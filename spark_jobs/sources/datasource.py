@@ -21,7 +21,6 @@ from filtering.errors import shown_partition
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_at
 from pushrep.records import RecordBatch
-from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.arrow import ArrowWriter, own_schema
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import BadOption, SourceOptions
@@ -47,7 +46,7 @@ from spark_jobs.sources.planning import (
     with_begun,
 )
 from spark_jobs.sources.startpoints import StreamStartpoints
-from spark_jobs.spark_internals import STREAMS_SINCE, SparkTooOld, release
+from spark_jobs.spark_internals import STREAMS_SINCE, release, too_old
 from spark_jobs.spark_internals import arrow_schema as to_arrow_types
 
 
@@ -171,14 +170,6 @@ except ModuleNotFoundError:  # before Spark 4.2, where a stream is refused
     ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = Any  # type: ignore[assignment, misc]
 
 
-class SchemaRefused(SparkJobError):
-    """A schema was given to the reader; the source has its own. Leave `.schema(...)` out."""
-
-    def __init__(self, given: str, own: str) -> None:
-        super().__init__(f"source pushrep: leave .schema(...) out: its columns are {own}, given was {given}")
-        self.given, self.own = given, own
-
-
 class PushrepDataSource(DataSource):
     """`spark.read` or `spark.readStream` `.format("pushrep")`; options in `spark_jobs.sources.options`."""
 
@@ -194,14 +185,15 @@ class PushrepDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "PushrepStreamReader":  # noqa: N802 - Spark's name
         if release() < STREAMS_SINCE:
-            raise SparkTooOld("a stream of source pushrep", "4.2")
+            raise too_old("a stream of source pushrep", "4.2")
         return PushrepStreamReader(self._checked(schema), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.parse(self.options)
         own = own_schema(options)
         if schema.simpleString() != own.simpleString():
-            raise SchemaRefused(schema.simpleString(), own.simpleString())
+            why = f"leave .schema(...) out: its columns are {own.simpleString()}"
+            raise BadOption("schema", schema.simpleString(), why)
         return options
 
 

@@ -277,9 +277,9 @@ def with_begun(step: StreamStep, begun: Mapping[int, StreamPosition]) -> StreamS
 
 
 def until(target: Mapping[int, Extent], now: Mapping[int, Extent]) -> dict[int, Extent]:
-    """What is left of `target`, at whose ends a run is to stop; of a log that was made anew meanwhile, all it holds.
+    """Where a run stops in each partition: at the end in `target`, but not behind what the log holds now.
 
-    A log start may lie above the end then.
+    A log that was made anew since is read to its end. The log's start may lie above the end.
     """
     return {
         partition: Extent(now[partition].start, min(then.end, now[partition].end), then.log_id)
@@ -302,7 +302,7 @@ def check_present(before: StreamOffset, present: set[int], *, fail_on_data_loss:
 def end_of_batch(
     before: StreamOffset | None, topic: str, step: StreamStep, ends: Mapping[int, int], extents: Mapping[int, Extent]
 ) -> StreamOffset | None:
-    """What Spark logs for a batch that reads up to `ends`; None if that moves nothing."""
+    """The offset that Spark logs for a batch that reads up to `ends`; None if it would read nothing."""
     still = all(ends[partition] == start for partition, (start, _) in step.ranges.items())
     if before is not None and still and not step.starts:
         return None

@@ -1,6 +1,6 @@
-"""Rows and marks in one transaction of a SQL database: `SqlTable` is a handler and a marks store at once."""
+"""Rows and marks in one transaction of a database: `from spark_jobs.sql import SqlTable`."""
 
-from spark_jobs.sql.dialects import BadSqlTable, MarksTaken
+from spark_jobs.sql.dialects import BadSqlTable
 from spark_jobs.sql.table import SqlTable
 
-__all__ = ["BadSqlTable", "MarksTaken", "SqlTable"]
+__all__ = ["BadSqlTable", "SqlTable"]

@@ -26,9 +26,9 @@ from filtering.errors import shown_partition
 from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import BatchMarks, LogRange
-from spark_jobs.marks import parsed_marks
+from spark_jobs.marks import MarksFenced, parsed_marks
 from spark_jobs.sinks.idempotent_sink import NOT_TOLD
-from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
+from spark_jobs.sql.dialects import BadSqlTable, Dialect, column_type, dialect_of, quoted
 
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
@@ -56,7 +56,7 @@ class SqlTable:
     url: see dialects.py. table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas.
     The rows need the columns topic, partition and offset, by which records that are read again replace them
     (replacing.py). adopt: as for ReplayFilteredBatches; batches of that query after the adopted one are removed.
-    Raises BadSqlTable, MarksTaken, and the database's own errors.
+    Raises BadSqlTable, MarksFenced, and the database's own errors.
     """
 
     commits_marks = True
@@ -161,12 +161,13 @@ class SqlTable:
         return parsed_marks(bytes(found[0][0]), self.location, (query_id, batch_id)) if found else None
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
-        """Commit the marks and the rows that were staged for them. Raises MarksTaken, BatchNotStaged."""
+        """Commit the marks and the rows that were staged for them. Raises MarksFenced, BadSqlTable."""
         staged = self._staged
         if not marks.is_adopted and (
             staged is None or (staged.query_id, staged.batch_id) != (marks.query_id, marks.batch_id)
         ):
-            raise BatchNotStaged(self.location, marks.query_id, marks.batch_id)
+            why = "marks came without rows: give ReplayFilteredBatches the table as handler and as marks"
+            raise BadSqlTable("batch", marks.batch_id, why)
         self._ready()
         self._transaction(lambda connection: self._commit(connection, marks, staged, keep))
         self._staged = None
@@ -182,9 +183,6 @@ class SqlTable:
             self._drop_rows(connection, query_id, batch_id)
 
         self._transaction(drop)
-
-    def close(self) -> None:
-        """Nothing stays open between calls."""
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +209,7 @@ class SqlTable:
         if self._execute(connection, insert, query_id, batch_id, data) == 0:
             [(known,)] = self._execute_all(connection, f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
             if bytes(known) != data:
-                raise MarksTaken(self.location, query_id, batch_id)
+                raise MarksFenced(self.location, query_id, batch_id)
             return  # the commit before this one had succeeded, and its answer was lost
         if marks.is_adopted and self._adopt is not None:
             self._drop_rows(connection, self._adopt[0], marks.first)

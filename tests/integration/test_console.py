@@ -22,8 +22,8 @@ from pushrep.replay import FOLLOW
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, LogConsumer, StartpointStore
 from pushrep.status.table import size
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.marks import LocalMarks
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
+from spark_jobs.file_marks import FileMarks
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -522,21 +522,20 @@ def test_a_password_file_with_a_line_that_is_none_is_refused(tmp_path, line):
 
 def test_a_filters_page_shows_the_marks_of_a_query_that_runs(tmp_path):
     marks = HighwaterMarks.from_columns([7, 8], [0, 1], [1041, 3], window=4, bitmaps=[[0b0111], [0b0101]])
-    events = tmp_path / "events"
-    counts = {"batch": 1, "rows": 12, "kept": 9, "dropped": 2, "jumped": 3, "unkeyed": 1, "seconds": 0.8}
-    events.write_text("cut off}\n" + json.dumps({"event": "batch", **counts}) + '\n{"event"', encoding="utf-8")
-    named = [f"{tmp_path / 'marks'}={events}", "nowhere"]
-    with LocalMarks(tmp_path / "marks") as store, serve(tmp_path, marks=named) as server:
-        for number in range(3):
+    named = [str(tmp_path / "marks"), "nowhere"]
+    store = FileMarks(tmp_path / "marks")
+    with serve(tmp_path, marks=named) as server:
+        for number, counts in enumerate((None, RowCounts(12, 9, 2, 1, 0, 3), None)):
             ranges = (LogRange("orders", 0, number * 10, number * 10 + 10),)
-            store.write(BatchMarks("q", number, ranges, {MarksKey("orders"): marks}), keep=2)
+            store.write(BatchMarks("q", number, ranges, {MarksKey("orders"): marks}, counts=counts), keep=2)
         store.drop_from("q", 2)
+        store.write(BatchMarks("q", 2, (), {MarksKey("orders"): marks}), keep=3)
         code, _, page = get(server, "/filter")
         assert code == 200
         assert "Query q" in page
         page = page.replace('batch-table"', '" id="batch-table"', 1).replace('mark-table"', '" id="mark-table"', 1)
         assert cells(page, "batch-table") == [
-            ["1", "10", "12", "9", "2", "3", "1", "0.8"], ["0", "10", "-", "-", "-", "-", "-", "-"],
+            ["2", "0", "-", "-", "-", "-", "-"], ["1", "10", "12", "9", "2", "3", "1"],
         ]  # fmt: skip
         assert [row[:5] for row in cells(page, "mark-table")] == [
             ["orders", "7", "0", "1,041", "1 of 4"], ["orders", "8", "1", "3", "1 of 4"],

@@ -122,13 +122,13 @@ class Driver:
         killed=False,
     ):
         """A query over a topic or a log; what it writes is in `<place>/table`."""
-        from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
+        from spark_jobs import FileMarks, ReplayFilteredBatches, filter_replays
 
         place = Path(place)
         adopt = None if adopt is None else tuple(adopt)
         frame = self.spark.readStream.format(source).options(**options).load()
         handler = Handler(table or place / "table", adopt if form == "batches" else None, gate)
-        store = LocalMarks(marks or place / "marks")
+        store = FileMarks(marks or place / "marks")
         if form == "operator":
             inherited = None if adopt is None else store.read(*adopt).marks
             frame = filter_replays(frame, marks=inherited, **(rule or {}))

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from spark_jobs import LocalMarks
+from spark_jobs import FileMarks
 from tests.kafka.mixed_topics import SQE_PID, MixedTopic, brute_force
 from tests.kafka.plain_client import add_partitions, create_topic
 from tests.kafka.spark_driver import OrderFailed, by_batch, table
@@ -201,8 +201,8 @@ def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_p
     """Contract "Spark": `adopt=(query, batch)` starts a fresh checkpoint from another's marks; `initialState` too."""
     old, limit = tmp_path / "old", one_topic.limit(100)
     query_id = driver.run(place=old, options=one_topic.options | limit)
-    with LocalMarks(old / "marks") as store:
-        done = [store.read(query_id, batch) for batch in (0, 1)]
+    store = FileMarks(old / "marks")
+    done = [store.read(query_id, batch) for batch in (0, 1)]
     ends = {}
     for read in (r for batch in done for r in batch.ranges):
         ends.setdefault(read.topic, {})[str(read.partition)] = read.end
@@ -235,9 +235,9 @@ def test_killed_between_rows_and_marks(driver, one_topic, tmp_path, torture):
     assert sorted(rows) == [0, 1], "the rows were there"
     if torture.is_long:
         driver.restart()
-    with LocalMarks(tmp_path / "marks") as store:
-        query_id = store.owner()
-        assert store.batches(query_id) == [0], "their marks were not"
+    store = FileMarks(tmp_path / "marks")
+    query_id = store.owner()
+    assert store.batches(query_id) == [0], "their marks were not"
     driver.run(**query, options=small)
     before = by_batch(tmp_path)
     assert table(tmp_path) == one_topic.expected()
@@ -249,8 +249,8 @@ def test_killed_between_rows_and_marks(driver, one_topic, tmp_path, torture):
     assert by_batch(tmp_path)[0] == before[0]
     assert by_batch(tmp_path)[1] != before[1], "planned anew, in other batches"
 
-    with LocalMarks(tmp_path / "marks") as store:
-        store.drop_from(query_id, 0)
+    store = FileMarks(tmp_path / "marks")
+    store.drop_from(query_id, 0)
     roll_back(tmp_path, to=0)
     with pytest.raises(OrderFailed, match=f"lack batch 0 of query {query_id}"):
         driver.run(**query, options=large)

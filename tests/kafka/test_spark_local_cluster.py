@@ -17,7 +17,7 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
-from spark_jobs import LocalMarks
+from spark_jobs import FileMarks
 from tests.kafka.cluster import missing
 from tests.kafka.mixed_topics import MixedTopic, brute_force
 from tests.kafka.plain_client import add_partitions, create_topic
@@ -170,7 +170,7 @@ def test_a_million_records_through_kills_splits_and_new_partitions(driver, broke
     assert judged.dropped > 10_000, "many replays"
     assert table(tmp_path) == judged.kept
     if form == "batches":
-        with contextlib.closing(LocalMarks(tmp_path / "marks")) as store:
-            marks = store.read(query_id, max(store.batches(query_id))).marks
+        store = FileMarks(tmp_path / "marks")
+        marks = store.read(query_id, max(store.batches(query_id))).marks
         found = {(name, *pair): entry.offset for own in marks.values() for pair, entry in own.items()}
         assert found == judged.marks

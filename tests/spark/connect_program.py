@@ -30,12 +30,12 @@ class Table:
 def main(place, where):
     from pyspark.sql import SparkSession
 
-    from spark_jobs import LocalMarks, ReplayFilteredBatches
+    from spark_jobs import FileMarks, ReplayFilteredBatches
 
     builder = SparkSession.builder
     spark = (builder.remote(where) if "://" in where else builder.master(where)).getOrCreate()
     events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{place}/files")
-    once = ReplayFilteredBatches(Table(place), LocalMarks(f"{place}/marks"))
+    once = ReplayFilteredBatches(Table(place), FileMarks(f"{place}/marks"))
     writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{place}/checkpoint")
     query = writer.trigger(availableNow=True).start()
     print("started", flush=True)  # noqa: T201 - for who kills it

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -19,10 +17,10 @@ import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
 from pushrep.health import HealthSettings
 from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.file_marks import FileMarks
 from spark_jobs.jobs.apply import main
-from spark_jobs.jobs.options import ApplyOptions, BadJobOption, store_words
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.reporting import BadHealth, Reporter, one_line, served
-from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
 from tests.ports import reserve
 
@@ -77,17 +75,12 @@ WRONG = {
     "a consumer said twice": (
         [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': use --consumer",
     ),
-    "a store said twice": ([*GIVEN, "--source-option", "startpoints=s"], 1, "startpoints='s': use --store"),
     "a window beside startpoints": ([*GIVEN, "--consumer", "b", "--window", "9"], 1, "--window=9: a startpoint that"),
-    "a store of nobody": ([*GIVEN, "--store", "s"], 1, "--store='s': belongs to --consumer"),
     "a store of no brokers": (
-        [*GIVEN, "--consumer", "c", "--store", "kafka:s"], 1, "--store-servers: kafka:s lies on brokers: say where",
+        [*GIVEN, "--consumer", "c", "--source-option", "startpoints=kafka:s"], 1, "startpoints.bootstrap.servers",
     ),
     "a store of another kind": (
-        [*GIVEN, "--consumer", "c", "--store", "s3://b/s"], 1, "--store='s3://b/s': s3://b/s can't be a store",
-    ),
-    "brokers of a directory": (
-        [*GIVEN, "--consumer", "c", "--store", "s", "--store-servers", "h:1"], 1, "belongs to startpoints in a topic",
+        [*GIVEN, "--consumer", "c", "--source-option", "startpoints=s3://b/s"], 1, "startpoints='s3://b/s': a store",
     ),
     "kafka without a broker": ([*GIVEN[:2], *GIVEN[4:], "--source", "kafka"], 1, "kafka.bootstrap.servers=HOST:9092"),
     "an empty sink": ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
@@ -100,7 +93,7 @@ WRONG = {
     "marks in the checkpoint's place": ([*GIVEN, "--marks", "{tmp}/c"], 1, "it is the checkpoint itself"),
     "marks among the logs": ([*GIVEN, "--marks", "{logs}"], 1, "--marks='{logs}': it is the directory of the logs"),
     "marks in the table": ([*GIVEN, "--marks", "{tmp}/s"], 1, "--marks='{tmp}/s': it lies in the table of --sink"),
-    "marks that are damaged": ([*GIVEN, "--marks", "{tmp}/damaged"], 1, "marks at {tmp}/damaged: "),
+    "marks that are damaged": ([*GIVEN, "--marks", "{tmp}/damaged"], 1, "marks at {tmp}/damaged/"),
     "a topic that is not there": ([*GIVEN, "--topic", "T"], 1, "'T' in {logs}: there is no log of it; it holds t"),
     "a directory without logs": ([*GIVEN, "--path", "{tmp}"], 1, "there is no log of it. Check the options path and"),
     "a directory that is not there": ([*GIVEN, "--path", "{tmp}/no"], 1, "{tmp}/no: it is no directory of logs"),
@@ -193,12 +186,12 @@ def places(tmp_path_factory):
     Outbox.open(headers, topic="h", partitions=1, producer="p", carrier="header").close()
     (tmp / "raw").write_bytes(b"\xff")
     (tmp / "r.avsc").write_text(SCHEMA)
-    with LocalMarks(damaged) as marks:
-        marks.write(BatchMarks("q", 0, (), {}), keep=2)
-    (segment,) = (damaged / "marks-0").glob("*.log")
-    data = bytearray(segment.read_bytes())
+    marks = FileMarks(damaged)
+    marks.write(BatchMarks("q", 0, (), {}), keep=2)
+    (file,) = damaged.iterdir()
+    data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    segment.write_bytes(data)
+    file.write_bytes(data)
     return {"tmp": str(tmp), "logs": str(logs), "headers": str(headers)}
 
 
@@ -237,18 +230,6 @@ def test_what_is_right_gets_as_far_as_java(places, no_java):
     assert answer.exit_code == 1
     advice = "Spark needs Java 17 or newer (OpenJDK will do): install it, or point JAVA_HOME at one"
     assert answer.output == f"error: JAVA_HOME={no_java} has no bin/java; {advice}\n"
-
-
-def test_marks_in_use_name_the_process(places, tmp_path):
-    used = tmp_path / "used"
-    with LocalMarks(used) as marks:
-        marks.owner()
-        code = "import sys; from spark_jobs.jobs.apply import main; main(sys.argv[1:])"
-        arguments = filled([*GIVEN, "--marks", str(used)], places)
-        said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert said.returncode == 1
-    assert f"error: --marks='{used}': {used}" in said.stderr
-    assert f"process {os.getpid()}" in said.stderr
 
 
 def test_marks_where_nobody_may_write():
@@ -357,17 +338,6 @@ def test_a_gap_is_never_passed_over_in_kafka_whatever_case_the_option_has():
     given = {"topic": "t", "sink": "/s", "checkpoint": "c", "marks": "m", "source": "kafka"}
     with pytest.raises(BadJobOption, match="failOnDataLoss"):
         ApplyOptions(source_options={"failondataloss": "FALSE"}, **given)
-
-
-def test_a_store_in_a_topic_is_told_to_the_source_in_its_words(tmp_path):
-    config = tmp_path / "client.properties"
-    config.write_text("client.id=billing\n")
-    assert store_words("kafka:s", "h:1", config) == {
-        "startpoints": "kafka:s",
-        "startpoints.bootstrap.servers": "h:1",
-        "startpoints.client.id": "billing",
-    }
-    assert store_words(None, None, None) == {}
 
 
 def test_a_job_is_ready_once_its_query_runs_and_its_sums_are_metrics():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from spark_jobs.java import JavaMissing, java_version, require_java
+from spark_jobs.errors import SparkUnfit
+from spark_jobs.java import java_version, require_java
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,10 @@ def test_javas_banner_is_read(banner, version):
 def test_a_missing_java_is_named_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match="there is no java on the PATH; Spark needs Java 17"):
+    with pytest.raises(SparkUnfit, match="there is no java on the PATH; Spark needs Java 17"):
         require_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match="has no bin/java"):
+    with pytest.raises(SparkUnfit, match="has no bin/java"):
         require_java()
 
 
@@ -34,5 +35,5 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
     java.write_text("#!/bin/sh\necho 'java version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match="is Java 11; Spark needs Java 17"):
+    with pytest.raises(SparkUnfit, match="is Java 11; Spark needs Java 17"):
         require_java()

@@ -1,4 +1,4 @@
-"""`pushrep marks` over each kind of store: show, export, import, reset."""
+"""`pushrep marks` over each kind of store: show, export, import."""
 
 import json
 import sqlite3
@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from filtering import ReplayFilter, StreamMetadata
 from filtering.marks import HighwaterMarks
 from pushrep.log import SegmentLog
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
+from spark_jobs.file_marks import FileMarks
 from spark_jobs.mark_epochs import Epoch, carried
-from spark_jobs.marks import LocalMarks
+from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
 from spark_jobs.sql.table import SqlTable
 
@@ -26,17 +27,17 @@ def batch(number, offset, query="q"):
     return BatchMarks(query, number, (LogRange("orders", 0, 0, offset + 1),), {MarksKey("orders"): held})
 
 
-def run(*arguments, code=0, given=None):
-    answer = CliRunner().invoke(marks, list(map(str, arguments)), input=given)
+def run(*arguments, code=0):
+    answer = CliRunner().invoke(marks, list(map(str, arguments)))
     assert answer.exit_code == code, answer.output
     return answer.output
 
 
 @pytest.fixture
 def local(tmp_path):
-    with LocalMarks(tmp_path / "marks") as store:
-        store.write(batch(0, 4), keep=9)
-        store.write(batch(1, 9), keep=9)
+    store = FileMarks(tmp_path / "marks")
+    store.write(batch(0, 4), keep=9)
+    store.write(batch(1, 9), keep=9)
     return tmp_path / "marks"
 
 
@@ -63,9 +64,14 @@ def place(request):
 def test_show(place):
     told = json.loads(run("show", *place, "--json"))
     assert (told["query"], told["batches"], told["last"]["batch"]) == ("q", [0, 1], 1)
-    assert told["last"]["marks"] == [
-        {"topic": "orders", "startpoint_epoch": 0, "pid": 7, "partition": 1, "offset": 9},
-    ]
+    (mark,) = told["last"]["marks"]
+    assert (mark["topic"], mark["startpoint_epoch"], mark["pid"], mark["partition"], mark["offset"]) == (
+        "orders",
+        0,
+        7,
+        1,
+        9,
+    )
     text = run("show", *place)
     assert "query q, batches 0 to 1" in text
     assert "batch 1 read orders-0 [0, 10)" in text
@@ -78,36 +84,25 @@ def test_an_export_is_imported_and_adopted(place, tmp_path):
     run("export", *place, tmp_path / "out")
     told = json.loads(run("import", tmp_path / "fresh", tmp_path / "out", "--json"))
     assert told["adopt"] == "q:1"
-    with LocalMarks(tmp_path / "fresh") as store:
-        assert store.owner() == "q"
-        assert store.read("q", 1) == batch(1, 9)
+    store = FileMarks(tmp_path / "fresh")
+    assert store.owner() == "q"
+    assert store.read("q", 1) == replace(batch(1, 9), first=2)
     assert "has marks of query q" in run("import", tmp_path / "fresh", tmp_path / "out", code=1)
     assert "name a new file" in run("export", *place, tmp_path / "out", code=1)
-
-
-def test_reset_asks_and_exports_before(place, tmp_path):
-    assert "forget batches 0 to 1 of query q" in run("reset", *place, "--export", tmp_path / "no", code=1, given="n\n")
-    assert not (tmp_path / "no").exists()
-    assert json.loads(run("show", *place, "--json"))["batches"] == [0, 1]
-    run("reset", *place, "--export", tmp_path / "out", "--yes")
-    assert BatchMarks.from_bytes((tmp_path / "out").read_bytes()) == batch(1, 9)
-    assert "it holds no marks" in run("show", *place, code=1)
-
-
-def test_a_reset_store_is_anybodys(local, tmp_path):
-    run("reset", local, "--export", tmp_path / "out", "--yes")
-    with LocalMarks(local) as store:
-        assert (store.owner(), store.batches("q")) == (None, [])
 
 
 def test_a_job_s_marks_are_found_by_the_url_that_it_may_have(local):
     assert run("show", f"file://{local}").splitlines()[1:] == run("show", local).splitlines()[1:]
 
 
-def test_a_running_query_keeps_its_marks(local):
-    with LocalMarks(local) as store:
-        store.owner()
-        assert "is open in this very process" in run("show", local, code=1)
+def test_a_running_query_can_be_looked_at_and_its_marks_are_not_changed_unseen(local):
+    store = FileMarks(local)
+    assert store.owner() == "q"
+    run("show", local)
+    store.write(batch(2, 12), keep=9)
+    run("import", local, "--pair", "7:1=3", "--replace")
+    with pytest.raises(MarksFenced):
+        store.write(batch(3, 13), keep=9)
 
 
 def test_places_without_marks_are_refused_and_none_are_made(tmp_path):
@@ -133,37 +128,76 @@ def test_a_damaged_export_is_refused(local, tmp_path):
     assert not (tmp_path / "fresh").exists()
 
 
-def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
+def test_one_pair_is_shown_changed_and_forgotten(local):
     held = HighwaterMarks.from_columns([7, 8], [1, 0], [9, 5], [0, 2])
-    with LocalMarks(local) as store:
-        replacing = {"replaced": (LogRange("orders", 0, 0, 5),)}
-        store.write(
-            BatchMarks("q", 2, (LogRange("orders", 0, 0, 11),), {MarksKey("orders"): held}, **replacing), keep=9
-        )
-    one = ("--pid", 8, "--partition", 0)
+    replacing = {"replaced": (LogRange("orders", 0, 0, 5),), "counts": RowCounts(11, 9, 1, 1, 0, 4)}
+    last = BatchMarks("q", 2, (LogRange("orders", 0, 0, 11),), {MarksKey("orders"): held}, **replacing)
+    FileMarks(local).write(last, keep=9)
+    one = ("--pair", "8:0")
 
     def offsets(*pair):
         found = json.loads(run("show", local, *pair, "--json"))["last"]["marks"]
         return {mark["pid"]: mark["offset"] for mark in found}
 
     assert (offsets(), offsets(*one)) == ({7: 9, 8: 5}, {8: 5})
-    assert "orders pid 8 partition 0: set to 4" in run(
-        "set", local, *one, "--offset", 4, "--export", tmp_path / "before.marks"
-    )
-    assert BatchMarks.from_bytes((tmp_path / "before.marks").read_bytes()).marks == {MarksKey("orders"): held}
+    change = ("import", local, "--pair", "8:0=4")
+    assert "change them with --replace (--dry-run shows)" in run(*change, code=1)
+    told = run(*change, "--replace", "--dry-run")
+    assert told == "  orders pid 8 partition 0: 5 -> 4\ndry run: nothing was written\n"
+    assert offsets() == {7: 9, 8: 5}
+    assert "batch 2 of query q has these marks now" in run(*change, "--replace")
     assert offsets() == {7: 9, 8: 4}
-    with LocalMarks(local) as store:
-        changed = store.read("q", 2)
-    assert changed.ranges == (LogRange("orders", 0, 0, 11),), "the batch is still done"
-    assert changed.replaced == replacing["replaced"], "and so is what it replaced"
+    changed = FileMarks(local).read("q", 2)
+    assert replace(changed, marks=last.marks) == last, "the batch is still done, with what it replaced and counted"
     assert changed.marks[MarksKey("orders")].get(8, 0).destination_partition is None, "it goes on wherever it is met"
-    run("set", local, *one, "--offset", -1, "--export", tmp_path / "second.marks")
+    assert "pid 8 partition 0: 4 -> none" in run("import", local, "--pair", "8:0=-1", "--replace")
     assert offsets() == {7: 9}
     assert "pid 8 partition 0: no mark" in run("show", local, *one)
-    run("set", local, *one, "--topic", "other", "--offset", 1, "--export", tmp_path / "third.marks", code=1)
-    for half in (("show", local, "--pid", 7), ("set", local, "--pid", 7, "--offset", 1, "--export", tmp_path / "x")):
-        run(*half, code=2)
-    assert not (tmp_path / "x").exists()
+    assert "say --topic: it is one of orders" in run(*change, "--topic", "other", "--replace", code=1)
+    assert "has no mark of pid 8 partition 0" in run("import", local, "--pair", "8:0=-1", "--replace", code=1)
+    for wrong in (("--pair", "8"), ("--pair", "8:0=1"), ("--pair", f"8:{2**31}")):
+        run("show", local, *wrong, code=2)
+    for wrong in (("--pair", "8:0"), (), ("--empty", "--pair", "8:0=1"), ("--empty", "--topic", "orders")):
+        run("import", local, *wrong, code=2)
+
+
+def test_one_pair_into_an_empty_store_is_adopted(tmp_path):
+    made = ("import", tmp_path / "fresh", "--pair", "-7:1=16")
+    assert "--topic" in run(*made, code=1)
+    assert json.loads(run(*made, "--topic", "orders", "--json"))["adopt"] == "imported:0"
+    store = FileMarks(tmp_path / "fresh")
+    assert store.read("imported", 0).marks[MarksKey("orders")].get(-7, 1).offset == 16
+    assert "nothing to make empty" in run("import", tmp_path / "other", "--empty", code=1)
+
+
+def test_marks_are_made_empty_or_replaced_by_an_export(local, tmp_path):
+    run("export", local, tmp_path / "before")
+    assert "orders pid 7 partition 1: 9 -> none" in run("import", local, "--empty", "--replace")
+    assert FileMarks(local).read("q", 1) == replace(batch(1, 9), marks={})
+    told = json.loads(run("import", local, tmp_path / "before", "--replace", "--json"))
+    assert (told["before"], told["marks"]) == (0, 1)
+    assert FileMarks(local).read("q", 1) == batch(1, 9)
+
+
+def test_an_export_goes_into_a_database_too(local, tmp_path):
+    run("export", local, tmp_path / "out")
+    url = f"sqlite:{tmp_path / 'new.db'}"
+    run("import", url, tmp_path / "out", "--table", "orders")
+    assert SqlTable(url, "orders").read("q", 1) == replace(batch(1, 9), first=2)
+    told = run("import", url, "--table", "orders", "--empty", "--replace", code=1)
+    assert "a database commits marks with their rows" in told
+
+
+def test_what_a_batch_kept_and_dropped_is_shown_and_unknown_is_not_0(local):
+    counted = replace(batch(2, 12), counts=RowCounts(21_312, 10, 21_300, 2, 0, None))
+    FileMarks(local).write(counted, keep=9)
+    lines = run("show", local).splitlines()
+    assert lines[1].split() == ["batch", "rows", "kept", "dropped", "gaps", "without", "metadata", "late"]
+    assert lines[3].split() == ["1", *["unknown"] * 6]
+    assert lines[4].split() == ["2", "21,312", "10", "21,300", "unknown", "2", "0"]
+    told = json.loads(run("show", local, "--json"))["counts"]
+    assert [(one["batch"], one["dropped"]) for one in told] == [(0, None), (1, None), (2, 21_300)]
+    assert "batch 0 read orders-0 [0, 5)" in run("show", local, "--batch", 0)
 
 
 @pytest.mark.parametrize("offset", [9, 7, 12])
@@ -172,11 +206,11 @@ def test_a_pair_that_is_set_keeps_what_its_window_has_seen_and_all_below_another
     for n in (5, 6, 9):
         assert seen.admit(StreamMetadata(8, 0, n).pack(), 3)
     held = seen.marks(now_ms=77)
-    with LocalMarks(local) as store:
-        store.write(BatchMarks("q", 2, marks={MarksKey("orders"): held}), keep=9)
-    run("set", local, "--pid", 8, "--partition", 0, "--offset", offset, "--export", tmp_path / "before.marks")
-    with LocalMarks(local) as store:
-        found = store.read("q", 2).marks[MarksKey("orders")]
+    store = FileMarks(local)
+    store.write(BatchMarks("q", 2, marks={MarksKey("orders"): held}), keep=9)
+    run("import", local, "--pair", f"8:0={offset}", "--replace")
+    store = FileMarks(local)
+    found = store.read("q", 2).marks[MarksKey("orders")]
     after = ReplayFilter(found, window=4)
     passes = [n for n in range(14) if after.admit(StreamMetadata(8, 0, n).pack(), 5)]
     assert passes == {9: [7, 8, *range(10, 14)], 7: [*range(8, 14)], 12: [13]}[offset]
@@ -188,30 +222,17 @@ def test_a_pair_that_is_set_goes_on_in_a_partition_that_a_startpoint_had_reset(l
     """Startpoint 5 had reset the marks of orders-1; pair 8 was in orders-0 so far, or nowhere."""
     old = HighwaterMarks.from_columns([7, 8] if known else [7], [0, 0] if known else [0], [3, 9] if known else [3], 0)
     marks_ = {MarksKey("orders"): old, MarksKey("orders", 5): HighwaterMarks.from_columns([9], [1], [2], [1])}
-    with LocalMarks(local) as store:
-        store.write(BatchMarks("q", 2, marks=marks_), keep=9)
-    run("set", local, "--pid", 8, "--partition", 0, "--offset", 9, "--export", tmp_path / "before.marks")
-    with LocalMarks(local) as store:
-        found = store.read("q", 2).marks
+    store = FileMarks(local)
+    store.write(BatchMarks("q", 2, marks=marks_), keep=9)
+    run("import", local, "--pair", "8:0=9", "--replace")
+    store = FileMarks(local)
+    found = store.read("q", 2).marks
     seen = HighwaterMarks.from_columns([8], [0], [10], [1])
     assert carried(found, "orders", {1: Epoch(5, 5)}, seen).get(8, 0).offset == 9
     assert carried(found, "orders", {0: Epoch()}, seen).get(8, 0).offset == 9
-    run("set", local, "--pid", 8, "--partition", 0, "--offset", -1, "--export", tmp_path / "second.marks")
+    run("import", local, "--pair", "8:0=-1", "--replace")
     shown = json.loads(run("show", local, "--json"))["last"]["marks"]
     assert {mark["pid"] for mark in shown} == {7, 9}
-
-
-def test_a_pair_that_can_not_be_set_is_refused_with_the_reason_and_nothing_is_exported(local, table, tmp_path):
-    with LocalMarks(tmp_path / "unkeyed") as store:
-        store.write(BatchMarks("q", 0, (LogRange("orders", 0, 0, 5),)), keep=9)
-    one = ("--pid", 7, "--offset", 3, "--export", tmp_path / "before.marks")
-    assert "no single pair is set" in run("set", table[0], "--partition", 1, *one, code=1)
-    assert "batch 0 of query q has seen no pair" in run("set", tmp_path / "unkeyed", "--partition", 1, *one, code=1)
-    assert "2147483648 is not in the range" in run("set", local, "--partition", 2**31, *one, code=2)
-    forget = ("--pid", 12345, "--partition", 1, "--offset", -1, "--export", tmp_path / "before.marks")
-    assert "has no mark of pid 12345 partition 1: nothing was changed" in run("set", local, *forget, code=1)
-    assert not (tmp_path / "before.marks").exists()
-    run("set", local, "--partition", 1, *one)
 
 
 @pytest.mark.parametrize(("name", "again"), [("orders", "Orders"), ('"my" orders', '"My" orders')])

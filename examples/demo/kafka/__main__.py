@@ -43,7 +43,7 @@ _MAKE: Final = "run `make jars` in pushrep's repository, which needs Maven (mvn)
 
 
 def require_tools(*, brokers: str | None, database: str | None, kafka_jars: Path, connector: Path) -> tuple[Path, ...]:
-    """The connector's jars; looks whether a database of the user's answers. Raises DemoUnavailable, JavaMissing."""
+    """The connector's jars; looks whether a database of the user's answers. Raises DemoUnavailable, SparkUnfit."""
     wanted = (*_PACKAGES, *(() if database is not None else (_DATABASE,)))
     if missing := [name for name in wanted if find_spec(name) is None]:
         raise DemoUnavailable(", ".join(missing), "run `make demo-kafka`, which installs it")

@@ -141,8 +141,6 @@ class Cell:
             except Exception as error:  # noqa: BLE001 - one cell's failure is its own
                 self._error = error
             failed, self._query, self._error = line_of(self._error), None, None
-            if self._marks is not None:
-                self._marks.close()  # this process may open them once at a time
             self.begin()
         return say(cell=self.name, error=failed)
 
@@ -165,8 +163,7 @@ class Cell:
         return SourcePosition(producer="at.producer", position={"at.file": 20, "at.row": 40})
 
     def _start(self):
-        from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
-        from spark_jobs.file_marks import FileMarks
+        from spark_jobs import FileMarks, ReplayFilteredBatches, filter_replays
 
         if self.form == "relay":
             return self._relay()
@@ -183,9 +180,7 @@ class Cell:
                 return writer.format("iceberg").toTable(f"ice.db.{self._table}")
             return writer.format("delta" if self.sink == "delta" else "parquet").start(f"{self._place}/table")
         sink = self._sink()
-        marks = sink if self.sink in {"sqlite", "postgresql"} else LocalMarks(self._place / "marks")
-        if self.sink == "path" and self.write is not None:
-            marks = FileMarks(f"{self._place}/marks", self._spark)
+        marks = sink if self.sink in {"sqlite", "postgresql"} else FileMarks(self._place / "marks")
         self._marks = marks
         once = ReplayFilteredBatches(Stopping(sink, self), marks, carrier=self._carrier())
         writer = self._events().writeStream.foreachBatch(once)

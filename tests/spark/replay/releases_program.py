@@ -100,15 +100,15 @@ def run(writer, checkpoint):
 
 def batches(spark, place):
     """foreachBatch, with the marks in a log, by runs and row by row; skipped and on again from the same checkpoint."""
-    from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs import FileMarks, ReplayFilteredBatches, idempotent_table
 
     crossing = [0, 1, 2, 1, 3, 2, 4]
     events = stream(spark, place, "batches", [log(0, [0, 1, 2]), log(10, crossing)])
     for name, rule in (("runs", {}), ("rows", {"window": 1})):
-        with LocalMarks(f"{place}/{name}-marks") as marks:
-            once = ReplayFilteredBatches(idempotent_table(f"{place}/{name}-table"), marks, **rule)
-            run(events.writeStream.foreachBatch(once), f"{place}/{name}-checkpoint")
-            assert marks.batches(marks.owner()) == [0, 1]
+        marks = FileMarks(f"{place}/{name}-marks")
+        once = ReplayFilteredBatches(idempotent_table(f"{place}/{name}-table"), marks, **rule)
+        run(events.writeStream.foreachBatch(once), f"{place}/{name}-checkpoint")
+        assert marks.batches(marks.owner()) == [0, 1]
         told = once.last_counts
         assert (told.rows, told.kept, told.dropped) == (8, 2, 5)
         found = values(spark.read.parquet(f"{place}/{name}-table"))
@@ -134,7 +134,7 @@ def served(spark, place):
     """
     import sqlite3
 
-    from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs import FileMarks, ReplayFilteredBatches, idempotent_table
     from spark_jobs.sql import SqlTable
 
     events = stream(spark, place, "served", [log(0, [0, 1, 2]), log(10, [0, 1, 2, 1, 3, 2, 4])])
@@ -146,10 +146,10 @@ def served(spark, place):
     patiently(events.writeStream.foreachBatch(once), f"{place}/served-sql")
     with sqlite3.connect(f"{place}/served.db") as database:
         assert sorted(row[0] for row in database.execute("select value from orders")) == kept
-    once = ReplayFilteredBatches(idempotent_table("served"), LocalMarks(f"{place}/served-marks"), window=1)
+    once = ReplayFilteredBatches(idempotent_table("served"), FileMarks(f"{place}/served-marks"), window=1)
     patiently(events.writeStream.foreachBatch(once), f"{place}/served-catalog")
     assert values(spark.table("served")) == kept
-    once = ReplayFilteredBatches(idempotent_table(f"{place}/served-table"), LocalMarks(f"{place}/path-marks"))
+    once = ReplayFilteredBatches(idempotent_table(f"{place}/served-table"), FileMarks(f"{place}/path-marks"))
     try:
         patiently(events.writeStream.foreachBatch(once), f"{place}/served-path")
     except Exception as error:  # as text, from the handler's Python
@@ -180,13 +180,13 @@ def source(spark, place):
     from filtering import StreamMetadata
     from pushrep.log import SegmentLog
     from spark_jobs import filter_frame, register_sources
-    from spark_jobs.spark_internals import SparkTooOld
+    from spark_jobs.errors import SparkUnfit
 
     with SegmentLog.open(Path(place) / "logs" / "orders-0") as made:
         made.append([b"a", b"b", b"a"], keys=[StreamMetadata(1, 0, n).pack() for n in (0, 1, 0)])
     try:
         register_sources(spark)
-    except SparkTooOld as error:
+    except SparkUnfit as error:
         return str(error)
     options = {"path": f"{place}/logs", "topic": "orders"}
     rows = filter_frame(spark.read.format("pushrep").options(**options).load()).rows
@@ -195,7 +195,7 @@ def source(spark, place):
         events = spark.readStream.format("pushrep").options(**options).load()
         run(events.writeStream.format("noop"), f"{place}/source-checkpoint")
     except Exception as error:  # as text, from a worker
-        if "SparkTooOld" not in str(error):
+        if "SparkUnfit" not in str(error):
             raise
         return "a stream of source pushrep needs Spark 4.2"
     return "ran"

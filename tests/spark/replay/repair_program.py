@@ -13,8 +13,8 @@ STEPS = {
         "all written aside": ("HadoopDirectory", "rename", "before", 1),
         "decided": ("DirectoryTable", "_finish_replacing", "before", 1),
         "one of them in place": ("DirectoryTable", "_into_place", "after", 1),
-        "all in place": ("LocalMarks", "write", "before", 1),
-        "marks stored": ("LocalMarks", "write", "after", 1),
+        "all in place": ("FileMarks", "write", "before", 1),
+        "marks stored": ("FileMarks", "write", "after", 1),
     },
     "database": {
         "asked": ("SqlTable", "replace", "before", 1),
@@ -28,12 +28,12 @@ STEPS = {
 
 def die_at(kind, step, die, setattr=setattr):  # noqa: A002 - a test's takes it back
     """`die` is called at this step."""
-    from spark_jobs.marks import LocalMarks
+    from spark_jobs.file_marks import FileMarks
     from spark_jobs.sinks.directory_table import DirectoryTable
     from spark_jobs.sinks.hadoop import HadoopDirectory
     from spark_jobs.sql import SqlTable
 
-    classes = {one.__name__: one for one in (LocalMarks, HadoopDirectory, DirectoryTable, SqlTable)}
+    classes = {one.__name__: one for one in (FileMarks, HadoopDirectory, DirectoryTable, SqlTable)}
     name, method, when, nth = STEPS[kind][step]
     calls = {"replace": 0, "dying": 0}
 

@@ -45,7 +45,7 @@ def log(spark, start, end, epoch, text):
 
 def through(spark, place, form, die_at):
     """The stream into the table, to its end or to where it dies; then what a look at the table gives."""
-    from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs import FileMarks, ReplayFilteredBatches, idempotent_table
     from spark_jobs.job_sink import Sink
     from spark_jobs.replacing import Replacing
 
@@ -58,7 +58,7 @@ def through(spark, place, form, die_at):
         frame = session.read.parquet(*(f"{place}/{form}/{n}" for n in range(2)))
         return frame.where(f"offset >= {where.start} and offset < {where.end}")
 
-    class Dying(LocalMarks):
+    class Dying(FileMarks):
         def write(self, marks, *, keep):
             # Before batch 2 is handled, its marks before are written: at the place where it reads again.
             written = self.batches(marks.query_id)

@@ -11,8 +11,8 @@ from filtering import StreamMetadata
 from pushrep import Outbox
 from pushrep.log import SegmentLog
 from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.file_marks import FileMarks
 from spark_jobs.jobs.apply import main
-from spark_jobs.marks import LocalMarks
 
 pytestmark = pytest.mark.spark
 
@@ -83,8 +83,8 @@ def places(spark, tmp_path_factory):
     (tmp / "theirs" / "data.parquet").write_text("x")
     (tmp / "owned" / "_pushrep").mkdir(parents=True)
     (tmp / "owned" / "_pushrep" / "owners-1.json").write_text('{"version": 1, "queries": [["other", 0]]}')
-    with LocalMarks(tmp / "marked") as marks:
-        marks.write(BatchMarks("other", 4, (), {}), keep=2)
+    marks = FileMarks(tmp / "marked")
+    marks.write(BatchMarks("other", 4, (), {}), keep=2)
     spark.range(0).selectExpr("id as x", "id as batch_id").write.saveAsTable("other_shape")
     yield str(tmp)
     spark.sql("drop table other_shape")

@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from filtering import PairSplit, StreamMetadata, TtlTooShort
-from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame, replay_filter
-from spark_jobs.batch_marks import BatchMarks
+from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame, filtered_frame, replay_filter
+from spark_jobs.batch_marks import BatchMarks, RowCounts
+from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
 from spark_jobs.replay_filter import (
     CheckpointWentBack,
@@ -45,8 +46,7 @@ class Table:
 
 @pytest.fixture
 def store(tmp_path):
-    with LocalMarks(tmp_path / "marks") as marks:
-        yield marks
+    return FileMarks(tmp_path / "marks")
 
 
 @pytest.fixture
@@ -86,8 +86,12 @@ def test_a_batch_that_is_stored_is_skipped(frames, logs, store, table, inside_qu
     rows = logs.random_topic(3)
     once = ReplayFilteredBatches(table, store)
     once(frames.split(rows, 2), 0)
+    told = once.last_counts
     once(frames.split(rows, 3), 0)
     assert (table.calls, once.last_counts.skipped) == ([0], True)
+    kept = RowCounts(len(rows), told.kept, told.dropped, told.unkeyed, told.late, told.jumped)
+    assert store.read("q", 0).counts == kept, "whatever a handler read"
+    assert (kept.kept + kept.unkeyed, kept.dropped > 0) == (len(logs.Model().kept(rows)), True)
     once(frames.split([], 1), 1)
     assert table.calls == [0, 1], "an empty batch is handed on"
     assert store.batches("q") == [0, 1], "and its marks are stored"
@@ -387,9 +391,11 @@ def test_the_way_past_a_batch_in_which_a_pair_moved(frames, logs, store, table, 
         once(frames.split(rows[2:], 1), 1)
     pair = StreamMetadata(*moving, 0).pack()[:12].hex().upper()
     once(frames.split(rows[2:], 1).where(f"not (partition = 3 and hex(substring(key, 1, 12)) <=> '{pair}')"), 1)
-    store.close()
-    given = ["--pid", 5, "--partition", 1, "--offset", 3, "--export", tmp_path / "before.marks"]
-    assert CliRunner().invoke(marks, ["set", store.location, *map(str, given)]).exit_code == 0
+    done = CliRunner().invoke(marks, ["import", store.location, "--pair", "5:1=3", "--replace"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(MarksFenced):
+        once(frames.split(rows[4:], 1), 2)
+    once = ReplayFilteredBatches(table, FileMarks(store.location))  # the query is started again
     once(frames.split(rows[4:], 1), 2)
     assert table.batches[2] == ["3:4", "3:5"]
     assert table.ids == {row.id for row in rows}

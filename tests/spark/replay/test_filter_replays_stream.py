@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from filtering import HighwaterMarks, StreamMetadata, TtlTooShort
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs import LocalMarks, filter_frame, filter_replays
+from spark_jobs import FileMarks, filter_frame, filter_replays
 from spark_jobs.batch_marks import BatchMarks, MarksKey
-from spark_jobs.keyed_state import StateStoreUnfit
+from spark_jobs.errors import SparkUnfit
 from spark_jobs.marks_command import marks as marks_command
 from spark_jobs.operator_counts import operator_counts, operator_gaps
 
@@ -181,8 +181,8 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
     first, second = logs.in_batches(logs.random_topic(12, rows=120), 2, seed=3)
     result = filter_frame(frames.split(first, 2), window=3)
     assert logs.ids(result.rows) == model.kept(first)
-    with LocalMarks(tmp_path / "marks") as store:
-        store.write(BatchMarks("the-query", 4, result.ranges, result.marks), keep=2)
+    store = FileMarks(tmp_path / "marks")
+    store.write(BatchMarks("the-query", 4, result.ranges, result.marks), keep=2)
     file = tmp_path / "orders.marks"
     done = CliRunner().invoke(marks_command, ["export", str(tmp_path / "marks"), str(file)])
     assert done.exit_code == 0, done.output
@@ -239,7 +239,7 @@ def test_another_state_store_is_refused_by_name(spark, tmp_path):
     rocks = spark.conf.get(name)
     spark.conf.set(name, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
     try:
-        with pytest.raises(StateStoreUnfit, match=r"RocksDBStateStoreProvider; set it before"):
+        with pytest.raises(SparkUnfit, match=r"RocksDBStateStoreProvider; set it before"):
             filter_replays(stream)
     finally:
         spark.conf.set(name, rocks)

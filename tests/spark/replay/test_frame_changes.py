@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches
+from spark_jobs import FileMarks, ReplayFilteredBatches
 from spark_jobs.batch_decision import PartitionRows, check_unchanged
 from spark_jobs.errors import FrameChanged
 from spark_jobs.spark_internals import RowsRead
@@ -64,16 +64,16 @@ def test_a_file_that_goes_between_the_passes_fails_the_batch_before_its_marks(lo
         gone.unlink(missing_ok=True)
         table[n] = logs.ids(rows)
 
-    with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(handler, marks, **rule)
-        with pytest.raises(StreamingQueryException, match=r"FrameChanged: partition 0, .* 20 rows .* 0 when"):
-            run(once)
-        assert (marks.owner(), once.last_counts) == (None, None), "nothing says that the batch was seen"
+    marks = FileMarks(tmp_path / "marks")
+    once = ReplayFilteredBatches(handler, marks, **rule)
+    with pytest.raises(StreamingQueryException, match=r"FrameChanged: partition 0, .* 20 rows .* 0 when"):
+        run(once)
+    assert (marks.owner(), once.last_counts) == (None, None), "nothing says that the batch was seen"
 
-        run(once)  # what is there now is another matter, and agrees with itself
-        assert table[0] == kept
-        (stored,) = marks.read(marks.owner(), 0).marks.values()
-        assert (stored.get(7, 0), stored.get(7, 1).offset) == (None, ROWS_EACH - 1)
+    run(once)  # what is there now is another matter, and agrees with itself
+    assert table[0] == kept
+    (stored,) = marks.read(marks.owner(), 0).marks.values()
+    assert (stored.get(7, 0), stored.get(7, 1).offset) == (None, ROWS_EACH - 1)
 
 
 @pytest.mark.parametrize("where", ["offset >= 0", "offset % 2 = 0"])
@@ -86,10 +86,10 @@ def test_a_handler_that_takes_a_part_is_no_change(log, logs, run, tmp_path, wher
         assert len(rows.limit(3).collect()) == 3
         read.append(frames.count() - before)
 
-    with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(handler, marks)
-        run(once, where)
-        assert marks.batches(marks.owner()) == [0]
+    marks = FileMarks(tmp_path / "marks")
+    once = ReplayFilteredBatches(handler, marks)
+    run(once, where)
+    assert marks.batches(marks.owner()) == [0]
     rows = sum(map(len, log.values()))
     assert once.last_counts.kept == (rows if where == "offset >= 0" else rows // 2)
     assert 0 < read[0] < once.last_counts.rows, "Spark counts what is read, and a part shows"

@@ -1,37 +1,13 @@
-"""`pushrep marks` on marks in files, on any file system that Spark reads."""
-
-import json
+"""Files that are created once, on any file system that Spark reads."""
 
 import pytest
-from click.testing import CliRunner
 
-from filtering.marks import HighwaterMarks
 from spark_jobs import idempotent_table
-from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import StoreUnfit
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.marks import MarksFenced
-from spark_jobs.marks_command import marks
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.mark.parametrize("scheme", ["", "file://"])
-def test_files_are_shown_exported_and_reset(spark, tmp_path, scheme):
-    place = f"{scheme}{tmp_path / 'marks'}"
-    store = FileMarks(place, spark)
-    held = [BatchMarks("q", n, (), {MarksKey("orders"): HighwaterMarks.from_columns([7], [1], [n])}) for n in range(2)]
-    for batch in held:
-        store.write(batch, keep=9)
-    told = CliRunner().invoke(marks, ["show", place, "--json"])
-    assert json.loads(told.output)["batches"] == [0, 1]
-    done = CliRunner().invoke(marks, ["reset", place, "--export", str(tmp_path / "out"), "--yes"])
-    assert done.exit_code == 0, done.output
-    assert BatchMarks.from_bytes((tmp_path / "out").read_bytes()) == held[1]
-    assert FileMarks(place, spark).owner() is None
-    with pytest.raises(MarksFenced, match="batch 1 of query q"):
-        store.read("q", 1)  # a driver that runs meanwhile must not go on
 
 
 def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark, tmp_path):
@@ -42,7 +18,7 @@ def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark
     settings.set("fs.viewfs.mounttable.store.link./held", tmp_path.as_uri())
     with pytest.raises(StoreUnfit, match=r"unknown://store/held/marks: a file is seen there while it is being written"):
         FileMarks("unknown://store/held/marks", spark).owner()
-    with pytest.raises(StoreUnfit, match="rows in Delta, in Iceberg"):
+    with pytest.raises(StoreUnfit, match="rows in Delta or in Iceberg"):
         idempotent_table("unknown://store/held/table")(spark.range(1), 0)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

@@ -5,29 +5,19 @@ import dataclasses
 import pytest
 
 from filtering import HighwaterMarks
-from spark_jobs import LocalMarks, ReplayFilteredBatches
+from spark_jobs import FileMarks, ReplayFilteredBatches, file_marks
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.file_marks import FileMarks
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged
+from spark_jobs.marks import MarksFenced
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=["local", "files"])
-def open_store(request, tmp_path, spark):
+@pytest.fixture(params=["this machine", "Spark's file system"])
+def open_store(request, tmp_path, spark, monkeypatch):
     """Opens the same store again each time."""
-    opened = []
-
-    def open_():
-        for store in opened:
-            store.close()
-        made = LocalMarks(tmp_path / "m") if request.param == "local" else FileMarks(str(tmp_path / "m"), spark)
-        opened.append(made)
-        return made
-
-    yield open_
-    for store in opened:
-        store.close()
+    if request.param != "this machine":
+        monkeypatch.setattr(file_marks, "local_path", lambda _: None)
+    return lambda: FileMarks(str(tmp_path / "m"), spark)
 
 
 def marks_of(query, batch, offset=0):
@@ -115,30 +105,3 @@ def test_of_two_drivers_whose_marks_are_files_the_slower_is_refused(tmp_path, sp
         ReplayFilteredBatches(meanwhile, slower)(frames.split(rows, 2), 1)
     assert handed == [0], "the next batch does not reach the handler"
     assert FileMarks(str(tmp_path / "m"), spark).batches("q") == [0]
-
-
-def test_a_file_of_marks_is_never_replaced_by_another(tmp_path, spark, monkeypatch):
-    """Two that have looked at the same moment make the same name."""
-    first, second = (FileMarks(str(tmp_path / "m"), spark) for _ in range(2))
-    assert (first.owner(), second.owner()) == (None, None)
-    first.write(marks_of("q", 0, 1), keep=3)
-    monkeypatch.setattr(second, "_files", list)
-    with pytest.raises(MarksFenced):
-        second.write(marks_of("q", 0, 2), keep=3)
-    assert FileMarks(str(tmp_path / "m"), spark).read("q", 0) == marks_of("q", 0, 1)
-
-
-def test_a_file_that_was_damaged_or_renamed_is_refused_by_name(tmp_path, spark):
-    store = FileMarks(str(tmp_path), spark)
-    store.write(marks_of("q", 0), keep=3)
-    [path] = tmp_path.glob("*.marks")
-    data = bytearray(path.read_bytes())
-    path.with_name(path.name.replace("-0-", "-1-")).write_bytes(data)
-    store = FileMarks(str(tmp_path), spark)  # a driver that ran meanwhile would be fenced
-    with pytest.raises(MarksStoreDamaged, match="holds batch 0"):
-        store.read("q", 1)
-    data[len(data) // 2] ^= 4
-    (tmp_path / f".{path.name}.crc").unlink(missing_ok=True)
-    path.write_bytes(data)
-    with pytest.raises(MarksStoreDamaged, match=path.name):
-        store.read("q", 0)

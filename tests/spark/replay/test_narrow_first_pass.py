@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter, spark_internals
+from spark_jobs import FileMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter, spark_internals
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import by_rows, by_runs, keyed_frame
 from spark_jobs.spark_internals import column_pruned
@@ -76,10 +76,10 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     def handle(rows, n):
         seen[n], by_column[n] = logs.ids(rows), reads_files(rows)
 
-    with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(handle, marks)
-        progress = run(stream_of(batches), once, tmp_path / "c")
-        assert len(marks.read(marks.owner(), 3).marks) == len({row.topic for row in [*topics, *steady]})
+    marks = FileMarks(tmp_path / "marks")
+    once = ReplayFilteredBatches(handle, marks)
+    progress = run(stream_of(batches), once, tmp_path / "c")
+    assert len(marks.read(marks.owner(), 3).marks) == len({row.topic for row in [*topics, *steady]})
 
     assert set.union(*seen.values()) == logs.Model().kept([row for batch in batches for row in batch])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())), "no row passes in two batches"
@@ -131,9 +131,9 @@ def test_where_only_the_batch_itself_tells_what_was_read_the_handler_gets_it(
     logs, stream_of, tmp_path, before, options
 ):
     rows, by_column = logs.rewound(15, back=5), []
-    with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(lambda found, _: by_column.append((reads_files(found), found.count())), marks)
-        progress = run(before(stream_of([rows], **options)), once, tmp_path / "c")
+    marks = FileMarks(tmp_path / "marks")
+    once = ReplayFilteredBatches(lambda found, _: by_column.append((reads_files(found), found.count())), marks)
+    progress = run(before(stream_of([rows], **options)), once, tmp_path / "c")
     assert by_column == [(False, 10)]
     assert [p["numInputRows"] for p in progress] == [15]
 
@@ -186,9 +186,9 @@ def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(spark, logs,
         seen[n] = logs.ids(rows)
         by_column.append(reads_files(rows))
 
-    with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(handle, marks)
-        run(stream_of(batches), once, tmp_path / "c")
+    marks = FileMarks(tmp_path / "marks")
+    once = ReplayFilteredBatches(handle, marks)
+    run(stream_of(batches), once, tmp_path / "c")
     assert seen == {n: logs.Model().kept(rows) for n, rows in enumerate(batches)}
     assert by_column == [False, False], "each comes from the frame as it was handed over"
     assert columns.made_once(spark, columns.key_numbers, lambda: None) is columns.by_digits

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.jobs.relaying import RelayIdentity, RelayIdentityStore, RelayPinDamaged, RelayPinned, check_same
+from spark_jobs.jobs.relaying import RelayIdentity, RelayIdentityStore, RelayPinned, check_same
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 pytestmark = pytest.mark.spark
@@ -71,9 +71,9 @@ def test_a_topic_made_anew_is_refused_and_a_new_partition_is_not(changed):
 
 def test_a_lost_or_damaged_pin_is_never_guessed(store, progress, tmp_path):
     progress(planned=1, committed=0)
-    with pytest.raises(RelayPinDamaged, match="nothing says how they were sent"):
+    with pytest.raises(RelayPinned, match="nothing says how they were sent"):
         store.agree(PIN, None)
     (tmp_path / "c-relay").mkdir()
     (tmp_path / "c-relay" / "epoch-0.json").write_text("{")
-    with pytest.raises(RelayPinDamaged, match=r"epoch-0\.json"):
+    with pytest.raises(RelayPinned, match=r"epoch-0\.json"):
         store.agree(PIN, None)

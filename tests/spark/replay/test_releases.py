@@ -15,7 +15,8 @@ import pytest
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
-from spark_jobs.spark_internals import SparkTooOld, a_task_a_number
+from spark_jobs.errors import SparkUnfit
+from spark_jobs.spark_internals import a_task_a_number
 from tests.spark_programs import PYTHONS
 
 pytestmark = pytest.mark.spark
@@ -95,5 +96,5 @@ def test_an_older_spark_is_told_by_name_what_it_lacks(monkeypatch, spark):
     from spark_jobs import register_sources
 
     monkeypatch.setattr("pyspark.__version__", "3.5.9")
-    with pytest.raises(SparkTooOld, match=r"source pushrep needs Spark 4.0 or newer: this is 3.5.9"):
+    with pytest.raises(SparkUnfit, match=r"source pushrep needs Spark 4.0 or newer: this is 3.5.9"):
         register_sources(spark)

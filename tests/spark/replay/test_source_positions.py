@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering import BadFilterSetting, PositionBits, StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, SourcePosition, filter_frame, filter_replays
+from spark_jobs import FileMarks, ReplayFilteredBatches, SourcePosition, filter_frame, filter_replays
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import PositionUnfit
 
@@ -162,11 +162,11 @@ def by_stream(spark, place, rows, at, carrier, marks_after):
         part = rows[n * len(rows) // 2 : (n + 1) * len(rows) // 2]
         spark.createDataFrame(part, SCHEMA).coalesce(1).write.parquet(f"{place}/log/{n}")
     events, found = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{place}/log/*"), []
-    with LocalMarks(place / "marks") as marks:
-        once = ReplayFilteredBatches(lambda kept, _: found.append(places(kept)), marks, carrier=carrier)
-        writer = with_at(events, *at).writeStream.foreachBatch(once)
-        writer.option("checkpointLocation", f"{place}/checkpoint").trigger(availableNow=True).start().awaitTermination()
-        stored = marks.read(marks.owner(), 1).marks[MarksKey("changes")]
+    marks = FileMarks(place / "marks")
+    once = ReplayFilteredBatches(lambda kept, _: found.append(places(kept)), marks, carrier=carrier)
+    writer = with_at(events, *at).writeStream.foreachBatch(once)
+    writer.option("checkpointLocation", f"{place}/checkpoint").trigger(availableNow=True).start().awaitTermination()
+    stored = marks.read(marks.owner(), 1).marks[MarksKey("changes")]
     assert dict(pairs_of(stored)) == dict(pairs_of(marks_after[MarksKey("changes")]))
     assert sum(map(len, found)) == len(set.union(*found))
     return set.union(*found)

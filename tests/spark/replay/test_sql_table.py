@@ -9,9 +9,9 @@ import pytest
 
 from spark_jobs import ReplayFilteredBatches
 from spark_jobs.batch_marks import BatchMarks, LogRange
-from spark_jobs.marks import MarksStoreDamaged
-from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
-from spark_jobs.sql.dialects import BatchNotStaged, PostgreSQL, dialect_of
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged
+from spark_jobs.sql import BadSqlTable, SqlTable
+from spark_jobs.sql.dialects import PostgreSQL, dialect_of
 from spark_jobs.sql.table import stage_rows
 from tests.postgresql import new_database
 
@@ -285,7 +285,7 @@ def test_a_second_driver_of_the_same_query_commits_nothing(frames, logs, inside_
     told(theirs, 1)(rows_of(frames.split(rows[40:], 2)), 1)
     once(frames.split(rows[40:], 2), 1)
     before = ids(url)
-    with pytest.raises(MarksTaken, match="batch 1 of query q"):
+    with pytest.raises(MarksFenced, match="batch 1 of query q"):
         theirs.write(BatchMarks("q", 1), keep=3)
     assert ids(url) == before
 
@@ -306,7 +306,7 @@ def test_faults_f8_rows_of_a_batch_that_nobody_told_are_refused(spark, url):
 
 
 def test_marks_without_their_rows_are_refused(url):
-    with pytest.raises(BatchNotStaged, match="as handler and as marks"):
+    with pytest.raises(BadSqlTable, match="as handler and as marks"):
         SqlTable(url, "orders").write(BatchMarks("q", 0), keep=3)
 
 

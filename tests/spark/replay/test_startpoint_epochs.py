@@ -8,7 +8,7 @@ import pytest
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore, State
-from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays, register_sources
+from spark_jobs import FileMarks, ReplayFilteredBatches, filter_replays, register_sources
 
 pytestmark = pytest.mark.spark
 
@@ -75,7 +75,7 @@ class Query:
         if self.form == "operator":
             rows, handler = filter_replays(rows), self
         else:
-            self.marks = LocalMarks(self.place / "marks")
+            self.marks = FileMarks(self.place / "marks")
             handler = ReplayFilteredBatches(self, self.marks)
         writer = rows.writeStream.foreachBatch(handler)
         self.running = writer.option("checkpointLocation", str(self.place / "checkpoint")).start()
@@ -92,8 +92,6 @@ class Query:
 
     def stop(self):
         self.running.stop()
-        if self.form != "operator":
-            self.marks.close()
 
     def catch_up(self):
         """All that there is to read is read, from where the startpoints say that are written."""

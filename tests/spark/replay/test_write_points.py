@@ -21,7 +21,7 @@ from tests.spark_programs import PYTHONS
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ASIDE = ("file aside", "renamed", "removed")
-BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", *ASIDE)
+BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", "marks")
 BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "DELETE", "COMMIT")
 POINTS = {
     "path": ("removed", *ASIDE, *BATCH_OF_FILES, *BATCH_OF_FILES),
@@ -30,7 +30,7 @@ POINTS = {
     "topic": (*ASIDE, "sent", "marks", "sent", "marks"),
     "delta": ("made", "rows", "marks", "rows", "marks"),
 }
-"""The writes of a query's first two batches, in order; a path's marks are files, too."""
+"""The writes of a query's first two batches, in order.""" ""
 POINTS |= {"postgresql": POINTS["sqlite"], "iceberg": POINTS["delta"]}
 OWN_FAULT_OF_4_1 = re.compile(r"shown by a second start; the first: .*scala\.collection\.IterableOps\.map")
 """SPARK-57438, over Kafka: docs/spark.md."""

@@ -4,7 +4,7 @@ a path            a file: owners · removed, rows aside, removed, renamed: a bat
 a catalog table   CREATE · ALTER (a partition dropped), rows: a batch of files · made, rows: Delta, Iceberg
 a database        each statement that changes it, each COMMIT
 a topic           a file: the pin · sent: a batch
-marks             marks: LocalMarks · a file: FileMarks · with the rows in a database
+marks             marks: FileMarks · with the rows in a database
 a file            file aside, renamed, removed: what is left aside, if anything is
 """
 
@@ -16,7 +16,7 @@ from unittest.mock import patch
 CALLS = {
     "spark_jobs.sinks.hadoop.HadoopDirectory": {"_write": "file aside", "rename": "renamed", "remove": "removed"},
     "spark_jobs.sinks.directory_table.DirectoryTable": {"_write_aside": "rows aside"},
-    "spark_jobs.marks.LocalMarks": {"write": "marks"},
+    "spark_jobs.file_marks.FileMarks": {"write": "marks"},
     "spark_jobs.jobs.relay_sending.Sending": {"send": "sent"},
     "pyspark.sql.readwriter.DataFrameWriter": {"insertInto": "rows"},
     "pyspark.sql.readwriter.DataFrameWriterV2": {"create": "made", "overwrite": "rows"},
