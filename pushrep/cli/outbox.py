@@ -1,5 +1,7 @@
-"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: the process that has the outbox open
-does it, asked on its control socket; without one, this process works on the directory.
+"""`pushrep outbox create | hold | skip | repartition | rebase`.
+
+The process that has the outbox open holds takeovers and skips records, asked on its control socket; without one, this
+process works on the directory.
 
 `pushrep outbox run` runs a service in any language and appends the lines that it prints, while this instance leads:
 
@@ -15,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,8 +46,8 @@ from pushrep.outbox import (
     StandbyState,
 )
 from pushrep.outbox.control import NobodyAnswers, ask
-from pushrep.outbox.destinations import drop_destination, repartition, skip_record
-from pushrep.outbox.errors import CantHold
+from pushrep.outbox.destinations import repartition, skip_all, skip_record
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.settings import PushSettings
@@ -259,8 +261,8 @@ _TOPIC = click.option("--topic", help="The Kafka topic.  [default: the only one 
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
-@click.command(short_help="Never ship one record.")
-@click.argument("offset", type=click.IntRange(0))
+@click.command(short_help="Never ship a record, or to a topic.")
+@click.argument("offset", metavar="OFFSET|all")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
@@ -271,29 +273,47 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
     "--partition", type=click.IntRange(0), default=0, show_default=True, help="The partition of the outbox's log."
 )
-@click.option("--reason", required=True, help="Why the record is not shipped; stored with its offset.")
+@click.option("--reason", help="Why the record is not shipped; stored with its offset. Needed with OFFSET.")
 @_TOPIC
 @_JSON
 def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
-    offset: int, directory: Path, partition: int, reason: str, topic: str | None, as_json: bool,  # noqa: FBT001
+    offset: str, directory: Path, partition: int, reason: str | None, topic: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Never ship the record at OFFSET, which the topic's broker refuses; shipping continues with the next record.
+    """Never ship the record at OFFSET, which the topic's broker refuses; shipping continues with the next record. Or
+    all: ship nothing to the topic any more.
 
     \b
       pushrep outbox skip 1042 --directory outbox --partition 3 --reason "12 MB, the topic takes 1 MB"
+      pushrep outbox skip all --directory outbox --topic orders
 
     OFFSET is that of the outbox's log. Readers of the topic see a gap in the source offsets. The record stays in the
-    log.
+    log. After `skip all` retention keeps no records for the topic, and its shipping progress is deleted: a later start
+    that ships to it again ships everything from the start of the logs. A service may have the outbox open, but it
+    refuses `skip all` for the topic that it ships to.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    arguments: dict[str, Any] = {"partition": partition, "offset": offset, "reason": reason}
-    try:
-        ask(directory, "skip", arguments | ({} if topic is None else {"topic": topic}))
-    except NobodyAnswers:
-        skip_record(directory, partition, offset, reason, topic=topic)
-    if as_json:
-        show_json(arguments)
+    if offset == "all":
+        if topic is None:
+            raise click.UsageError("name the topic: skip all --topic TOPIC")
+        _ask_or(directory, "skip-all", {"topic": topic}, lambda: skip_all(directory, topic))
+        said: dict[str, Any] = {"topic": topic}
+        text = f"nothing is shipped to topic {topic} any more, and no records are kept for it"
     else:
-        click.echo(f"offset {offset:,} of partition {partition} will not be shipped: {reason}")
+        if not offset.isdecimal():
+            raise click.BadParameter(f"{offset!r} is neither an offset nor all", param_hint="OFFSET")
+        number, why = int(offset), reason or ""
+        said = {"partition": partition, "offset": number, "reason": why}
+        asked = said | ({} if topic is None else {"topic": topic})
+        _ask_or(directory, "skip", asked, lambda: skip_record(directory, partition, number, why, topic=topic))
+        text = f"offset {number:,} of partition {partition} will not be shipped: {why}"
+    show_json(said) if as_json else click.echo(text)
+
+
+def _ask_or(directory: Path, call: str, arguments: dict[str, Any], otherwise: Callable[[], object]) -> None:
+    """Ask the process that has the outbox open; if there is none, do it here."""
+    try:
+        ask(directory, call, arguments)
+    except NobodyAnswers:
+        otherwise()
 
 
 @click.command("repartition", short_help="Use more partitions of the topic.")
@@ -307,10 +327,7 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
     not shipped yet go to the partitions used so far. A service that appends with the metadata of its own sources has to
     use new PIDs for these, too.
     """
-    try:
-        ask(directory, "repartition")  # an open outbox always refuses; its message is the error
-    except NobodyAnswers:
-        identity = repartition(directory, topic=topic)
+    identity = repartition(directory, topic=topic)
     if as_json:
         show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
     else:
@@ -330,24 +347,35 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None,
     dry_run: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Let the outbox in DIRECTORY ship again after OutboxDiverged or DestinationAhead: its topic holds other records at
-    the positions of some of its own.
+    """Let the outbox in DIRECTORY ship again after OutboxDiverged or DestinationAhead (its topic holds other records at
+    the positions of some of its own), or after TopicLostRecords.
 
     \b
       pushrep outbox rebase outbox --bootstrap-servers broker:9092 --dry-run
       pushrep outbox rebase outbox --bootstrap-servers broker:9092
 
     Records that the topic lacks are appended again under a new PID, and the originals are not shipped. Readers of the
-    topic see each record once; readers of the log see these records twice. No process may have the outbox open. If the
-    command is interrupted, run it again. Exit code 1 if one of the records has the metadata of another source than the
-    outbox: it can't be appended again.
+    topic see each record once; readers of the log see these records twice. Records that the topic has lost are not
+    appended again: the next start, or `pushrep ship`, looks them up in the topic and sends what is missing. No process
+    may have the outbox open. If the command is interrupted, run it again. Exit code 1 if one of the records has the
+    metadata of another source than the outbox: it can't be appended again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     from pushrep.outbox.rebase import rebase  # noqa: PLC0415 - needs the Kafka client, which is an extra
 
     done = rebase(directory, destination_by_options(bootstrap_servers, topic, config), dry_run=dry_run)
     if as_json:
         partitions = {str(number): one._asdict() for number, one in done.partitions.items() if one.again}
-        show_json({"topic": done.topic, "records": done.records, "dry_run": dry_run, "partitions": partitions})
+        lost = {str(number): ends for number, ends in done.lost.items()}
+        show_json(
+            {"topic": done.topic, "records": done.records, "dry_run": dry_run, "partitions": partitions, "lost": lost}
+        )
+        return
+    for number, (start, end) in done.lost.items():
+        sends = "would send" if dry_run else "sends"
+        click.echo(
+            f"partition {number}: the topic has lost [{start}, {end}): the next start {sends} again what it lacks"
+        )
+    if done.lost:
         return
     for number, one in done.partitions.items():
         count = sum(end - start for start, end in one.again)
@@ -361,23 +389,6 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
         click.echo(f"{done.records:,} records in all, under a new PID; readers of the log would see them twice")
     else:
         click.echo(f"{done.records:,} records were appended again; a new PID begins with the next start")
-
-
-@click.command("drop-destination", short_help="Keep no records for a Kafka topic any more.")
-@_DIRECTORY
-@click.argument("topic")
-def drop(directory: Path, topic: str) -> None:
-    """Remove the Kafka topic TOPIC from the destinations of the outbox in DIRECTORY.
-
-    Retention then keeps no records for TOPIC, and its shipping progress is deleted: a later start that ships to TOPIC
-    again ships everything from the start of the logs. A service may have the outbox open, but it refuses while it ships
-    to TOPIC.
-    """
-    try:
-        ask(directory, "drop-destination", {"topic": topic})
-    except NobodyAnswers:
-        drop_destination(directory, topic)
-    click.echo(f"topic {topic} is no destination any more: no records are kept for it")
 
 
 @click.command(short_help="Create an outbox with standbys.")
@@ -472,7 +483,7 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     found = members_at(directory)
     if len(found) != 1:
         named = ", ".join(str(one.directory) for one in found)
-        raise CantHold(f"give one of {named}" if found else f"{directory} holds no outbox that has a leader")
+        raise CommandRefused(f"give one of {named}" if found else f"{directory} holds no outbox that has a leader")
     member = found[0]
     grant = member.kept.grant
     if not show:
@@ -480,7 +491,7 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
         try:
             until_ms = ask(member.directory, "hold", {"for_ms": for_ms, "reason": reason})
         except NobodyAnswers as error:
-            raise CantHold(_who_can_hold(member)) from error
+            raise CommandRefused(_who_can_hold(member)) from error
         said = {"until_ms": until_ms, "reason": reason} if for_ms else None
     else:
         kept = hold_of(grant, time.time_ns() // 1_000_000)
@@ -512,9 +523,7 @@ def _who_can_hold(member: GrantedMember) -> str:
 
 @click.group()
 def outbox() -> None:
-    """Create and run an outbox with standbys, hold takeovers; skip a record, use more partitions, drop or rebase a
-    topic.
-    """
+    """Create and run an outbox with standbys, hold takeovers; skip records, use more partitions, rebase."""
 
 
 outbox.add_command(create)
@@ -523,4 +532,3 @@ outbox.add_command(hold)
 outbox.add_command(skip)
 outbox.add_command(repartition_command)
 outbox.add_command(rebase_command)
-outbox.add_command(drop)

@@ -10,7 +10,6 @@ from pushrep.cli.common import show_json
 from pushrep.cli.options import client_properties_option, copy_check_option
 from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.destination import destination_of
 from pushrep.kafka.progress import ShippingProgress, read_progress
@@ -18,7 +17,6 @@ from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogLocked
 from pushrep.log.directory_files import outboxes_at
 from pushrep.outbox import Acks, Outbox, OutboxConfig
-from pushrep.outbox.destinations import ship_again
 from pushrep.outbox.identity import identity_in
 
 _LOOK_S = 0.25
@@ -35,25 +33,17 @@ _LOOK_S = 0.25
     type=click.FloatRange(0),
     help="Seconds; afterwards exit with 1 if records are left.  [default: no limit]",
 )
-@click.option(
-    "--again",
-    multiple=True,
-    metavar="[PARTITION:]OFFSET",
-    help="Ship again what the topic has lost: look up in it the records from this offset of the log on, and send those "
-    "that are missing. Without PARTITION: in all partitions. Repeat it for more.",
-)
 @copy_check_option
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
 def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
-    again: tuple[str, ...], copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
+    copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Ship the records of the outbox in DIRECTORY to its Kafka topic, until brokers have acknowledged all.
 
     \b
       pushrep ship outbox --bootstrap-servers broker-1:9092,broker-2:9092
       pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
-      pushrep ship outbox --bootstrap-servers broker:9092 --again 3:1042      after TopicLostRecords
 
     For an outbox that no service has open. It continues where the last shipping ended. If it is interrupted, run it
     again. Exit code 1 if a broker refuses a record (the error has its offset), or after --timeout.
@@ -63,7 +53,7 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for place in places:
         try:
-            found = _ship_one(place, destination, topic, again, deadline, copy_check=copy_check)
+            found = _ship_one(place, destination, topic, deadline, copy_check=copy_check)
         except LogLocked as error:
             if place == directory:
                 raise
@@ -76,18 +66,15 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
             click.echo(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
 
 
-def _ship_one(  # noqa: PLR0913 - the options
+def _ship_one(
     directory: Path,
     destination: KafkaDestination,
     topic: str | None,
-    again: tuple[str, ...],
     deadline: float | None,
     *,
     copy_check: bool,
 ) -> dict[str, Any]:
     identity = identity_in(REAL_FILESYSTEM, directory)
-    if again:
-        ship_again(directory, _offsets(again, identity.partitions), topic=topic or identity.topic)
     known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, ShippingProgress()).partitions
     started = time.monotonic()
     timeout_s = None if deadline is None else max(0.0, deadline - started)
@@ -111,17 +98,6 @@ def _ship_one(  # noqa: PLR0913 - the options
         ends = [log.log_end_offset for log in logs]
     seconds = round(time.monotonic() - started, 3)
     return {"topic": name.removeprefix("kafka:"), "shipped": shipped, "log_end_offsets": ends, "seconds": seconds}
-
-
-def _offsets(again: tuple[str, ...], partitions: int) -> dict[int, int]:
-    """The offsets of `--again` by partition of the log. Raises BadArgument."""
-    found: dict[int, int] = {}
-    for one in again:
-        partition, colon, offset = one.rpartition(":")
-        if not (offset.isdecimal() and partition.isdecimal() == bool(colon)):
-            raise BadArgument("again", f"{one!r} is neither OFFSET nor PARTITION:OFFSET")
-        found |= dict.fromkeys([int(partition)] if colon else range(partitions), int(offset))
-    return found
 
 
 def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:

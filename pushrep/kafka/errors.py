@@ -2,7 +2,7 @@
 
 DestinationRefused, TopicMissing   change or make the topic         ShippingStopped   look at the record it names
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
-OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep ship --again
+OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep outbox rebase
 CorruptDestinationsFile            restore or remove the file       OutboxTakenOver   close one of two instances
 """
 
@@ -109,10 +109,9 @@ class TopicLostRecords(ShippingError):
 
     def __init__(self, topic: str, lost: Mapping[int, tuple[int, int]]) -> None:
         ranges = ", ".join(f"offsets [{first}, {end}) of partition {p}" for p, (first, end) in lost.items())
-        again = " ".join(f"--again {p}:{first}" for p, (first, _) in lost.items())
         super().__init__(
-            f"topic {topic} has lost what it had acknowledged: {ranges}. Stop the service, then: pushrep ship "
-            f"DIRECTORY {again}"
+            f"topic {topic} has lost what it had acknowledged: {ranges}. Stop the service, then: pushrep outbox rebase "
+            "DIRECTORY; the next start sends again what the topic lacks"
         )
         self.topic, self.lost = topic, dict(lost)
 

@@ -6,7 +6,7 @@
                     ▼                                            (any state) ─ begin: another session ─▶ INIT, named
                   ASKING ─ this one leads by the newest grant ─▶ INIT without a name
                     └──── another leads, or too few answer, or nobody is to be asked ─▶ TAKEN_OVER
-    A named init that is answered with another producer id leads to ASKING, too: the coordinator forgot ours. Without
+    If the coordinator answers a named init with another producer id, it forgot ours: the state is ASKING, too. Without
     members to ask, it goes on under the new id, or is FORGOTTEN if a fence is required. If the epochs of our id were
     nearly used up, a new id is expected, and nobody is asked. UNFENCED, FORGOTTEN: see FenceState.
 

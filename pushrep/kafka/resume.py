@@ -14,8 +14,8 @@ of each log is found by its 20 bytes; any other that has a PID of this outbox is
     nothing, it ends below   nobody's                      DestinationAhead
     nothing, it begins above nobody's                      nobody's
 
-Records with the caller's own metadata may be appended again with another timestamp, so theirs is not compared; nor one
-that the broker set. Pure, except that it reads the logs.
+Timestamps are compared too, with two exceptions: a record with the caller's own metadata may be appended again with
+another timestamp, and a topic may have the broker's append time instead. Pure, except that it reads the logs.
 """
 
 import logging

@@ -11,8 +11,8 @@ from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (
     BufferFull,
-    CantChangeMembers,
     CloseTimedOut,
+    CommandRefused,
     CorruptOutboxFile,
     DeliveryFailed,
     LogsMissing,
@@ -37,8 +37,8 @@ from pushrep.outbox.settings import Acks, OnDiverged, OutboxConfig
 __all__ = [
     "Acks",
     "BufferFull",
-    "CantChangeMembers",
     "CloseTimedOut",
+    "CommandRefused",
     "CorruptOutboxFile",
     "DeliveryFailed",
     "LogStopped",

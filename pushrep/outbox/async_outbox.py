@@ -30,7 +30,7 @@ from pushrep.outbox.status import OutboxStatus
 if TYPE_CHECKING:
     from pushrep.kafka.sink_state import DestinationLag
 
-_APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while there is room
+_APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while memory is free
 _NOT_OPEN = (
     "{}: the outbox is not open yet: write `await AsyncOutbox.open(...)` or "
     "`async with AsyncOutbox.open(...) as outbox:`"
@@ -114,7 +114,7 @@ class AsyncOutbox:
         self.outbox = outbox
         """The same outbox, for threads."""
         self._block_ms = outbox.facts.settings.config.block_ms
-        self._room = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
+        self._turn = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
         self._waiting = 0
         # Appends left before other tasks get a turn. 0 while a task waits for memory, so that no append overtakes it.
         self._in_a_row = _APPENDS_IN_A_ROW
@@ -152,23 +152,8 @@ class AsyncOutbox:
             headers = tuple(headers)  # an iterator could be read only once, and a retry reads it again
         if self._in_a_row > 0:
             self._in_a_row -= 1
-            outbox = self.outbox
-            if value.__class__ is bytes and key is None and not headers and timestamp_ms is None and metadata is None:
-                # A copy of the hot path of `Outbox.append`: calling it would cost half as much again as this code.
-                try:
-                    appender = outbox._appenders[partition]  # noqa: SLF001 - as its own method does
-                    size = len(value) + outbox._overhead  # noqa: SLF001
-                    with appender.lock:
-                        if appender.free_bytes >= size:
-                            appender.free_bytes -= size
-                            batch = appender.open
-                            values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
-                            values.append(value)
-                            return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
-                except (KeyError, TypeError):
-                    pass  # `outbox.append` raises the error that names the partitions
             try:
-                return outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
+                return self.outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
             except BufferFull:
                 pass
         record = (partition, value, key, headers, timestamp_ms, metadata)
@@ -255,8 +240,8 @@ class AsyncOutbox:
         self._waiting += 1
         self._in_a_row = 0
         try:
-            async with asyncio.timeout(self._block_ms / 1000), self._room:
-                return await self._when_room(append)
+            async with asyncio.timeout(self._block_ms / 1000), self._turn:
+                return await self._when_bytes_freed(append)
         except TimeoutError:
             try:
                 return append()
@@ -267,12 +252,12 @@ class AsyncOutbox:
         finally:
             self._waiting -= 1
 
-    async def _when_room(self, append: Callable[[], Receipt]) -> Receipt:
+    async def _when_bytes_freed(self, append: Callable[[], Receipt]) -> Receipt:
         loop = asyncio.get_running_loop()
         while True:
             freed = loop.create_future()
             # Registered before the attempt, so that memory freed in between is noticed.
-            self.outbox.when_room_may_be(partial(call_in_loop, loop, partial(_resolve, freed)))
+            self.outbox.when_bytes_freed(partial(call_in_loop, loop, partial(_resolve, freed)))
             try:
                 return append()
             except BufferFull:

@@ -3,11 +3,10 @@
     status       {"first": 0, "count": 1000}         OutboxStatus.as_dict() with these partitions, at most 1,000
     add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
-    drop-destination  {"topic"}                      true: nothing is kept for it any more; refused for the topic that
-    is shipped to
+    skip-all     {"topic"}                           true: nothing is kept for it any more; refused for the topic that
+                                                     is shipped to
     purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
     hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
-    repartition  {}                                  refused: it begins a PID, which lasts from an open to a close
 
 An outbox on a file system without sockets (a network share, say, or a simulated disk) opens without a control socket:
 its records matter more.
@@ -21,7 +20,7 @@ from typing import Any
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.outbox.control import Calls, ControlServer
-from pushrep.outbox.errors import CantHold
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, status_of
@@ -52,9 +51,8 @@ def calls_of(facts: Facts) -> Calls:
         **change_calls(facts),
         "hold": lambda arguments: _hold(facts, arguments),
         "skip": lambda arguments: _skip(facts, arguments),
-        "drop-destination": lambda arguments: _drop(facts, arguments),
+        "skip-all": lambda arguments: _skip_all(facts, arguments),
         "purge": lambda arguments: purge_open(facts.logs, arguments),
-        "repartition": lambda _: facts.shipping.repartition(),
     }
 
 
@@ -69,12 +67,12 @@ def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
     if not isinstance(reason, str) or len(reason) > _REASON_CHARACTERS:
         raise BadArgument("reason", f"give a text of at most {_REASON_CHARACTERS} characters")
     if facts.replication is None:
-        raise CantHold("this outbox has no replicas: nobody stands by")
+        raise CommandRefused("this outbox has no replicas: nobody stands by")
     hold = facts.replication.hold_takeovers(for_ms, reason).hold
     return None if hold is None else hold.until_ms
 
 
-def _drop(facts: Facts, arguments: Mapping[str, Any]) -> bool:
+def _skip_all(facts: Facts, arguments: Mapping[str, Any]) -> bool:
     facts.shipping.drop(arguments.get("topic"))
     return True
 

@@ -21,7 +21,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.directory_handover import handed_over
-from pushrep.outbox.errors import CantCreate
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import new_identity
 from pushrep.outbox.promotion import election_in
 from pushrep.outbox.standby import members_at
@@ -54,21 +54,21 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
 
     data: the directory of the first member's running node. min_insync_replicas: None for more than half. another: make
     it although there is an outbox of this topic; then every instance has to name its directory.
-    Raises CantCreate, CantStandBy, BadArgument, and what leading raises. Nothing is left here then, except where the
-    first grant was offered to others already: the message says so.
+    Raises CommandRefused, CantStandBy, BadArgument, and what leading raises. Nothing is left here then, except where
+    the first grant was offered to others already: the message says so.
     """
     data = Path(data)
     if not (data / REPLICA_EPOCH_NAME).exists():
-        raise CantCreate(data, "it is no node's directory: start `pushrep replica serve` there first")
+        raise _refused(data, "it is no node's directory: start `pushrep replica serve` there first")
     existing = [
         one.directory for one in members_at(data) if one.kept.grant is not None and one.kept.grant.topic == topic
     ]
     if existing and not another:
         made = f"an outbox of topic {topic} is made already: {existing[0]}. Its instances lead it once they run"
-        raise CantCreate(data, f"{made}; for one more of that topic give --another, and each instance its directory")
+        raise _refused(data, f"{made}; for one more of that topic give --another, and each instance its directory")
     addresses = [str(Address.parse(one)) for one in members]
     if len(set(addresses)) != len(addresses):
-        raise CantCreate(data, f"give each member once: {', '.join(addresses)}")
+        raise _refused(data, f"give each member once: {', '.join(addresses)}")
     new_identity(producer="any", topic=topic, partitions=partitions, carrier=carrier)  # refuses nonsense
     epoch = next_ballot(0, -1)
     first = Grant(
@@ -94,7 +94,7 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
             shutil.rmtree(directory, ignore_errors=True)
         elif isinstance(error, PushrepError | OSError):
             why = f"{error}. The first grant was given out, so {directory} stays: its instance offers it again"
-            raise CantCreate(data, why) from error
+            raise _refused(data, why) from error
         raise
 
 
@@ -118,9 +118,9 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
         shown = election.describe_members(first, timeout_s)
         if silent := first.indexes - {0} - shown.keys():
             names = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
-            raise CantCreate(directory.parent, f"every member has to answer at first, and {names} did not")
+            raise _refused(directory.parent, f"every member has to answer at first, and {names} did not")
         if nameless := sorted(index for index, one in shown.items() if one.directory_id is None):
-            raise CantCreate(directory.parent, f"members {nameless} show no directory")
+            raise _refused(directory.parent, f"members {nameless} show no directory")
         granted = election.run(Purpose.OPEN, timeout_s, first=first)
         election.begin(granted)
         election.offer(granted, timeout_s)  # also to members whose answer the election did not wait for
@@ -142,16 +142,20 @@ def _prepared(directory: Path, first: Grant) -> UUID | None:
 
 
 def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: PushSettings) -> None:
-    """Check that the node at the first address is this directory's. Raises CantCreate."""
+    """Check that the node at the first address is this directory's. Raises CommandRefused."""
     address = Address.parse(first.members[0].address)
     try:
         with ReplicaClient(address, push) as client:
             request = DescribeLogRequest(outbox_id=first.outbox_id, member=0, partitions=())
             answer = client.ask(request, DescribeLogResponse)
     except PushrepError as error:
-        raise CantCreate(directory.parent, f"its own node does not answer at {address}: {error}") from error
+        raise _refused(directory.parent, f"its own node does not answer at {address}: {error}") from error
     if answer.error_code is ErrorCode.UNAUTHORISED:
         why = f"{answer.error_message or answer.error_code.meaning}: start every node with --allow for its creator"
-        raise CantCreate(directory.parent, f"its own node refuses it at {address}: {why}")
+        raise _refused(directory.parent, f"its own node refuses it at {address}: {why}")
     if answer.directory_id != own_id:
-        raise CantCreate(directory.parent, f"at {address} is another node: name this one's address first")
+        raise _refused(directory.parent, f"at {address} is another node: name this one's address first")
+
+
+def _refused(data: Path, why: str) -> CommandRefused:
+    return CommandRefused(f"no outbox can be made under {data}: {why}")

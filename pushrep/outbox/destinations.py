@@ -2,7 +2,7 @@
 
 skip_record        a record that the topic does not accept is never shipped; the reason is kept
 repartition        what is appended from now on goes to all of a grown topic's partitions, under a new PID epoch
-drop_destination   the logs keep nothing for a topic any more
+skip_all           nothing is shipped to a topic any more, and the logs keep nothing for it
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.kafka.progress import PartitionProgress, ShippingProgress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import LogLocked, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
@@ -77,36 +77,6 @@ def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILES
     return found
 
 
-def ship_again(
-    directory: Path,
-    first: Mapping[int, int],
-    *,
-    topic: str | None = None,
-    filesystem: Filesystem = REAL_FILESYSTEM,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Forget that a topic acknowledged the log partitions' records from these offsets on.
-
-    The next shipping looks them up in the topic and does not send again what it finds there. Raises BadArgument for an
-    offset that the topic has not acknowledged or that the log no longer has, and as `skip_record`.
-    """
-    with locked_outbox(directory, filesystem, clock) as (path, identity):
-        known = read_progress(filesystem, path)
-        name = destination_of(known, topic)
-        partitions, lost = dict(known[name].partitions), dict(known[name].lost)
-        for partition, offset in first.items():
-            if partition not in partitions:
-                raise BadArgument("again", f"the topic has acknowledged nothing of partition {partition}")
-            with opened_log(path, identity, partition, filesystem, clock) as log:
-                start, end = log.log_start_offset, partitions[partition].acknowledged
-                end = min(end, *lost.pop(partition, (end,)))
-                if not start <= offset <= end:
-                    raise BadArgument("again", f"partition {partition}: give an offset from {start} to {end}")
-                before = next(iter(log.batches(offset - 1, offset)), None) if offset > start else None
-            partitions[partition] = PartitionProgress(offset, -1, 0 if before is None else before.header.crc)
-        write_progress(filesystem, path, known | {name: replace(known[name], partitions=partitions, lost=lost)})
-
-
 def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
     """Return `skip` if it gives a reason and a record in [acknowledged, log_end_offset); else raise BadArgument."""
     if not acknowledged <= skip.offset < log_end_offset:
@@ -150,7 +120,7 @@ def repartition(
         return raised
 
 
-def drop_destination(
+def skip_all(
     directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """Forget a topic's progress: the logs keep nothing for it any more. Raises as `skip_record`."""

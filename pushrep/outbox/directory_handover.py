@@ -53,7 +53,7 @@ from pushrep.log.directory_id import (
 )
 from pushrep.log.errors import LogLocked
 from pushrep.outbox.control import Calls, answer_line, connect_to, listen_in, remove_socket
-from pushrep.outbox.errors import CantAdopt, NotACopy, OriginalStands
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate import LastContact, ReplicaNode
 from pushrep.replicate.election_state import find_election_state
@@ -99,7 +99,9 @@ class HandoverSocket(ClosedAtExit):
                     _LOG.error("the control socket of the node in %s has failed: %s", self._node.directory, error)
                 return
             self._open.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="pushrep-let-go", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="pushrep-node-handover-call", daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -178,58 +180,66 @@ def _line(connection: socket.socket) -> str:
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
     """Move the outbox in `directory` into `data`, the directory of a node, which may run. Returns the new path.
 
-    Raises CantAdopt (its text says what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
+    Raises CommandRefused (its text says what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
     """
     data, directory = Path(data), Path(directory)
     identity = read_identity(filesystem, directory)
     if identity is None:
-        raise CantAdopt(directory, "there is no outbox in it")
+        raise _cant_adopt(directory, "there is no outbox in it")
     if find_election_state(directory, filesystem) is None:
-        raise CantAdopt(directory, "it never had replicas, so no other member leads it")
+        raise _cant_adopt(directory, "it never had replicas, so no other member leads it")
     target = data / identity.outbox_id
     if filesystem.exists(target):
-        raise CantAdopt(
+        raise _cant_adopt(
             directory, f"{target} is there already: the node began a copy. Stop it, and remove that one or this one"
         )
     try:
         LogDirectory.acquire(directory, filesystem, SYSTEM_CLOCK).release()
     except LogLocked as error:
-        raise CantAdopt(directory, f"process {error.pid} has it open: end its service") from error
+        raise _cant_adopt(directory, f"process {error.pid} has it open: end its service") from error
     filesystem.make_directory(data)
     try:
         filesystem.rename(Path(os.path.realpath(directory)), target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        raise CantAdopt(directory, f"{data} is on another disk: move the whole directory to {target}") from error
+        raise _cant_adopt(directory, f"{data} is on another disk: move the whole directory to {target}") from error
     for changed in (data, Path(os.path.realpath(directory)).parent):
         filesystem.sync_directory(changed)
     return target
+
+
+def _cant_adopt(directory: Path, why: str) -> CommandRefused:
+    return CommandRefused(f"{directory} can't be adopted: {why}")
 
 
 def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:
     """Give a directory the id of the directory that it was copied from: an outbox's, or a member's in a node.
 
     For an operator who knows that the whole directory was moved and the original is gone. Returns the id. Raises
-    NotACopy, OriginalStands if the original is in the same parent directory (nothing was changed), LogLocked while a
-    service or a tool has the directory open, OSError.
+    CommandRefused if it is no copy, or if the original is in the same parent directory (nothing was changed), LogLocked
+    while a service or a tool has the directory open, OSError.
     """
     directory = Path(directory)
     if not filesystem.exists(directory):
-        raise NotACopy(directory, "there is no such directory")
+        raise CommandRefused(f"{directory}: there is no such directory")
     lock = take_lock(directory, filesystem)
     try:
         found, verdict = read_directory_id(directory, filesystem)
         if found is None:
-            raise NotACopy(directory, "it has no id: no version that gives directories an id has opened it")
+            raise CommandRefused(f"{directory}: it has no id: no version that gives directories an id has opened it")
         if verdict is CopyVerdict.COPY and found.is_settled:  # not opened since it was copied
             new = settled_id(None) if found.is_unknown else found
         elif found.is_copy:
             new = moved_id(found)
         else:
-            raise NotACopy(directory, "it is the original")
+            raise CommandRefused(f"{directory}: it is the original")
         if (original := _beside(directory, new, filesystem)) is not None:
-            raise OriginalStands(directory, original)
+            raise CommandRefused(
+                f"{directory} is a copy of {original}, which is still there: two directories would write under one "
+                f"PID. If it was moved, whole, remove {original} first; else open the copy as it is: it gets a PID of "
+                "its own"
+            )
         write_directory_id(directory, filesystem, new)
         return new
     finally:

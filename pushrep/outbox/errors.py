@@ -2,11 +2,11 @@
 
 OutboxDiffers                   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
-NoFreeSlot                      give more slots                OriginalStands            remove the original first
-NoOutbox                        check the path OutboxInUse               stop the service first
+NoFreeSlot                      give more slots                CommandRefused            another way, as it says
+NoOutbox                        check the path
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 LogStopped, OutboxClosed, CloseTimedOut                        open again
-NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
+NotEnoughReplicas               append again, when replicas are back
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,17 +58,6 @@ class NoFreeSlot(PushrepError):
         self.directory, self.slots, self.pids = directory, slots, tuple(pids)
 
 
-class OutboxInUse(PushrepError):
-    """A service has the outbox open, and its PID lasts from an open to a close: stop the service, then say it again."""
-
-    def __init__(self, directory: Path, pid: int) -> None:
-        super().__init__(
-            f"process {pid} has {directory} open, and goes on under its PID until it closes it: stop the service, "
-            "say it again, start the service"
-        )
-        self.directory, self.pid = directory, pid
-
-
 class LogsMissing(PushrepError):
     """Logs of the outbox with records that readers may have seen are gone: restore them. Nothing was changed.
 
@@ -93,12 +82,10 @@ class CantPromote(PushrepError):
         self.directory, self.why = directory, why
 
 
-class CantCreate(PushrepError):
-    """No outbox was made; `why` says what to do."""
-
-    def __init__(self, data: Path, why: str) -> None:
-        super().__init__(f"no outbox can be made under {data}: {why}")
-        self.data, self.why = data, why
+class CommandRefused(PushrepError):
+    """What an operator asked for can't be done as it is; the message says why, and what to do instead. Unless it says
+    otherwise, nothing was changed.
+    """
 
 
 class StandbyCancelled(PushrepError):
@@ -107,33 +94,6 @@ class StandbyCancelled(PushrepError):
     def __init__(self, directory: Path) -> None:
         super().__init__(f"{directory}: it stands by no more")
         self.directory = directory
-
-
-class CantAdopt(PushrepError):
-    """The directory can't go under a node as it is; `why` says what to do. Nothing was changed."""
-
-    def __init__(self, directory: Path, why: str) -> None:
-        super().__init__(f"{directory} can't be adopted: {why}")
-        self.directory, self.why = directory, why
-
-
-class NotACopy(PushrepError):
-    """`pushrep replica moved` was said of a directory that is no copy; the message says why. Nothing was changed."""
-
-    def __init__(self, directory: Path, why: str) -> None:
-        super().__init__(f"{directory}: {why}")
-        self.directory = directory
-
-
-class OriginalStands(PushrepError):
-    """`pushrep replica moved` was said of a copy whose original is still there. Nothing was changed."""
-
-    def __init__(self, directory: Path, original: Path) -> None:
-        super().__init__(
-            f"{directory} is a copy of {original}, which is still there: two directories would write under one PID. "
-            f"If it was moved, whole, remove {original} first; else open the copy as it is: it gets a PID of its own"
-        )
-        self.directory, self.original = directory, original
 
 
 class OutboxClosed(PushrepError):
@@ -253,14 +213,6 @@ class NotEnoughReplicas(PushrepError):
             f"{name}: {in_sync} of {needed} needed members are in sync (min_insync_replicas={needed}, this one counted)"
         )
         self.name, self.in_sync, self.needed = name, in_sync, needed
-
-
-class CantChangeMembers(PushrepError):
-    """The members stay as they are; the message says what to do instead."""
-
-
-class CantHold(PushrepError):
-    """Standbys may take over as before; the message says why, and what to do."""
 
 
 class NotReplicatedInTime(PushrepError):

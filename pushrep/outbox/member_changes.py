@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pushrep.election.errors import TooFewMembers
 from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 from pushrep.errors import BadArgument
-from pushrep.outbox.errors import CantChangeMembers
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.status import Facts
 from pushrep.replicate.sockets import Address
 from pushrep.wire.error_codes import ErrorCode
@@ -67,7 +67,7 @@ def add_member(
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
     that the new one replaces, which is removed afterwards. An address in the list is refused then, except this member's
     own with a new directory, which becomes a member with a new index. Raises
-    CantChangeMembers, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
+    CommandRefused, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
     address = str(Address.parse(address))
@@ -88,7 +88,7 @@ def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> Membershi
     """One step towards a list in which a member at `address` replaces those of `lost`, whose directories are destroyed.
 
     For when the others are too few to agree to a change: it is made without them, and another generation and another
-    PID begin. Raises CantChangeMembers if they are enough, CantPromote if a member of `lost` answers, and as
+    PID begin. Raises CommandRefused if they are enough, CantPromote if a member of `lost` answers, and as
     `add_member`; nothing was changed then.
     """
     replication = _replication(facts)
@@ -105,7 +105,7 @@ def _way_back(facts: Facts, address: str, lost: Collection[int] = ()) -> Iterato
     except TooFewMembers as error:
         gone = sorted({*lost, *error.silent[: error.needed - error.answered]})
         named = " ".join(f"--lost {one}" for one in gone)
-        raise CantChangeMembers(
+        raise CommandRefused(
             f"{error}. If they are destroyed: pushrep replica replace {facts.directory} {min(lost or gone)} {address} "
             f"{named}"
         ) from error
@@ -114,7 +114,7 @@ def _way_back(facts: Facts, address: str, lost: Collection[int] = ()) -> Iterato
 def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]) -> MembershipStep:
     kept = replication.kept_grant
     if kept is None or not lost:
-        raise CantChangeMembers("name the members that are lost, of an outbox that was led before. Nothing was changed")
+        raise CommandRefused("name the members that are lost, of an outbox that was led before. Nothing was changed")
     gone = {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
     index = kept.index_at(address)
     if gone == lost and index >= 0:  # an earlier call did that
@@ -125,7 +125,7 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
     is_coming = index in _new_of(kept)  # by a change that can never be settled
     if index >= 0 and index not in lost and not is_coming:
         known = next(one for one in (*kept.members, *kept.previous_members) if one.index == index)
-        raise CantChangeMembers(_why_not_in_the_place_of(min(lost), known))
+        raise CommandRefused(_why_not_in_the_place_of(min(lost), known))
     done = replication.replace_lost(lost, () if is_coming else (address,))
     grant = done.grant
     warning = f"accepted loss: without {grant.accepted_loss}"
@@ -148,7 +148,7 @@ def _add(
         grant, known = _without_address(replication, grant, known), None
     if known is not None:
         if replaced is not None and known.index not in coming:
-            raise CantChangeMembers(_why_not_in_the_place_of(replaced, known))
+            raise CommandRefused(_why_not_in_the_place_of(replaced, known))
         return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, known.index, grant)
     if grant.previous_members:
         return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not settled yet
@@ -161,7 +161,7 @@ def _add(
         replication.push_to(index, address)
     if (trouble := replication.troubles().get(index, "")) and ErrorCode.MEMBER_TWICE.name in trouble:
         replication.stop_pushing_to(index)
-        raise CantChangeMembers(f"{address} can't be another member: {trouble}")
+        raise CommandRefused(f"{address} can't be another member: {trouble}")
     if not replication.has_caught_up(index):
         return _step(Phase.CATCHING_UP, index, grant)
     joint = _change(replication, grant, _with(Member(index, address), None, min_insync_replicas))
@@ -173,14 +173,14 @@ def _add(
 def _without_address(replication: "Replication", grant: Grant, known: Member) -> Grant:
     """A grant without the address of `known`, so that its node may become another member.
 
-    Only if the node there has a new directory; raises CantChangeMembers before anything is changed.
+    Only if the node there has a new directory; raises CommandRefused before anything is changed.
     """
     _check_replaced(grant, known.index)
     if not replication.shows_another_directory(known.index) or grant.previous_members:
-        raise CantChangeMembers(_why_not_in_the_place_of(known.index, known))
+        raise CommandRefused(_why_not_in_the_place_of(known.index, known))
     others = frozenset(grant.indexes - {known.index})
     if any(len(quorum.members & others) < quorum.to_change for quorum in grant.quorums):
-        raise CantChangeMembers(
+        raise CommandRefused(
             f"the other {len(others)} of the members are too few to agree to a list without member {known.index}. It "
             "needs no command: it is given everything again, and comes in by itself. Nothing was changed"
         )
@@ -191,24 +191,24 @@ def _without_address(replication: "Replication", grant: Grant, known: Member) ->
 
 def _check_replaced(grant: Grant, replaced: int) -> None:
     if replaced == grant.leader:
-        raise CantChangeMembers(
+        raise CommandRefused(
             f"member {replaced} leads: promote another one first, then replace it there. Nothing was changed"
         )
     if all(one.index != replaced for one in grant.members):
-        raise CantChangeMembers(f"there is no member {replaced}, but {_names(grant.members)}. Nothing was changed")
+        raise CommandRefused(f"there is no member {replaced}, but {_names(grant.members)}. Nothing was changed")
 
 
 def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> MembershipStep:
     grant = _settled_or_settling(replication)
     if index == grant.leader:
-        raise CantChangeMembers(f"member {index} leads: promote another one first, then remove it there")
+        raise CommandRefused(f"member {index} leads: promote another one first, then remove it there")
     if index in replication.learners:
         replication.stop_pushing_to(index)
         _LOG.info("node %d is to become no member: nothing more is pushed to it", index)
         return _step(Phase.DONE, index, grant)
     if all(one.index != index for one in (*grant.members, *grant.previous_members)):
         if not 0 <= index < grant.next_index:
-            raise CantChangeMembers(f"there is no member {index}, but {_names(grant.members)}")
+            raise CommandRefused(f"there is no member {index}, but {_names(grant.members)}")
         return _step(Phase.DONE, index, grant)
     if grant.previous_members:
         return _step(Phase.SETTLING, index, grant)
@@ -254,7 +254,7 @@ def _least(arguments: Mapping[str, Any]) -> int | None:
 
 def _replication(facts: Facts) -> "Replication":
     if facts.replication is None:
-        raise CantChangeMembers(
+        raise CommandRefused(
             "this outbox has no replicas: open it with replicas=['HOST:PORT'], or pushrep append --replica HOST:PORT, "
             "to give it the first ones"
         )
@@ -266,7 +266,7 @@ def _settled_or_settling(replication: "Replication") -> Grant:
     grant = replication.grant
     if grant is None:
         replication.check_enough_answer()
-        raise CantChangeMembers("it does not lead now: their list can't change. Try again")
+        raise CommandRefused("it does not lead now: their list can't change. Try again")
     if grant.previous_members and replication.may_settle:
         grant = replication.change_members(lambda newest, epoch: newest.settled(epoch))
         _LOG.info("the members are %s since the grant of epoch %d", _names(grant.members), grant.epoch)
@@ -313,7 +313,7 @@ def _why_not_in_the_place_of(replaced: int, known: Member) -> str:
 def _free_index(grant: Grant, learners: Iterable[int]) -> int:
     index = max(grant.next_index, *(1 + one for one in learners), 0)
     if index >= BALLOT_STRIDE:
-        raise CantChangeMembers(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
+        raise CommandRefused(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
     return index
 
 

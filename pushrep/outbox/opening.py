@@ -26,7 +26,7 @@ from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.shipping import Shipping, ShippingSource, start_shipping
+from pushrep.outbox.shipping import Shipping, start_shipping
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
@@ -109,7 +109,10 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         identity = settle_epoch(held, identity, logs, made_anew)
         replication.start(identity.pid_epoch)
     is_new = is_new and replication is None  # of an outbox with replicas another member may have shipped records
-    shipping = _start_shipping(resources, settings, held, identity, logs, replication, is_new=is_new)
+    own = [log for log, _ in logs]
+    shipping = start_shipping(resources, held, identity, own, replication, settings, is_new=is_new)
+    for log in own:
+        log.drop_holder(OPENING)
     return Opened(
         identity=identity,
         logs=logs,
@@ -160,35 +163,6 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
         return loaded if health is None or health.cert is None else {**loaded, "health": health.expires_s()}
 
     return certificates
-
-
-def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
-    resources: ExitStack,
-    settings: OutboxSettings,
-    held: LogDirectory,
-    identity: OutboxIdentity,
-    logs: Sequence[tuple[SegmentLog, PositionsStore]],
-    replication: "Replication | None",
-    *,
-    is_new: bool,
-) -> Shipping:
-    known = held.directory_id
-    to_ship = ShippingSource(
-        directory=held.path,
-        identity=identity,
-        logs=[log for log, _ in logs],
-        batch_bytes=settings.config.seal_bytes,
-        filesystem=held.filesystem,
-        clock=held.clock,
-        replication=replication,
-        is_new=is_new,
-        copy_id=known.directory_id.hex if known is not None and known.is_copy else None,
-    )
-    config = settings.config
-    shipping = start_shipping(resources, to_ship, settings.kafka, config.open_timeout_s, config.on_diverged)
-    for log, _ in logs:
-        log.drop_holder(OPENING)
-    return shipping
 
 
 def _lead_of(held: LogDirectory) -> KeptGrant | None:

@@ -326,7 +326,7 @@ class Outbox:
                         if appender.free_bytes >= size:
                             appender.free_bytes -= size
                             batch = appender.open
-                            values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
+                            values = batch.values  # type: ignore[union-attr]  # without a batch none are free
                             values.append(value)
                             return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
                 else:
@@ -509,7 +509,7 @@ class Outbox:
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
 
-    def when_room_may_be(self, call: Callable[[], object]) -> None:
+    def when_bytes_freed(self, call: Callable[[], object]) -> None:
         """Call `call()` once, in the thread that next frees memory; it must neither wait nor raise."""
         self._budget.when_given(call)
 

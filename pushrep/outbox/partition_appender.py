@@ -208,13 +208,13 @@ class PartitionAppender:
 
     def _close_open(self) -> None:
         """Move the open batch to the full ones and its unused bytes to the budget. The caller then calls a writer."""
-        batch, room = self.open, self.free_bytes
+        batch, free_bytes = self.open, self.free_bytes
         self.open, self.free_bytes, self._flush_requested = None, 0, False
         # No call stands before this one: Ctrl-C there would leave the batch in neither place, a hole in the log.
         if batch is not None and batch.values:
             self._full.append(batch)
-            batch.reserved_bytes -= room
-            self._shared.budget.give(room)
+            batch.reserved_bytes -= free_bytes
+            self._shared.budget.give(free_bytes)
         elif batch is not None:  # its first record was refused
             self._shared.budget.give(batch.reserved_bytes)
 

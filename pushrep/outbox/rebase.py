@@ -11,12 +11,15 @@ Each step is on disk before the next begins; a rebase that is interrupted is fin
 
 The topic's records are matched as by shipping (pushrep/kafka/resume.py). Of two records at one position a filtering
 reader sees the first, so a record of ours that came second is appended again as well.
+
+Records that the topic acknowledged and has lost (`TopicLostRecords`) have no rival there: only their acknowledgement is
+forgotten, and they are shipped again under their own PID.
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -52,10 +55,13 @@ _RECORDS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """What a rebase did, or would do: by log partition its log's end, and the ranges that are appended again."""
+    """What a rebase did, or would do: by log partition its log's end, and the ranges that are appended again. Or, in
+    `lost`, the range of offsets that the next start sends again: then nothing is appended.
+    """
 
     topic: str
-    partitions: Mapping[int, Rebase]
+    partitions: Mapping[int, Rebase] = field(default_factory=dict)
+    lost: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -71,7 +77,8 @@ def rebase(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Rebased:
-    """Let an outbox that `OutboxDiverged` or `DestinationAhead` stopped go on. Nobody may have it open.
+    """Let an outbox that `OutboxDiverged`, `DestinationAhead` or `TopicLostRecords` stopped go on. Nobody may have it
+    open.
 
     dry_run: change nothing, only return what would be done.
     Raises RebaseRefused for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
@@ -81,6 +88,11 @@ def rebase(
         topic = destination.topic or identity.topic
         known = read_progress(filesystem, path)
         progress = known.get(topic, ShippingProgress())
+        if progress.lost:
+            if not dry_run:
+                again = _sent_again(path, identity, progress, filesystem, clock)
+                write_progress(filesystem, path, known | {topic: again})
+            return Rebased(topic=topic, lost=progress.lost)
         if not progress.rebase:
             with ExitStack() as stack:
                 logs = [
@@ -100,6 +112,21 @@ def rebase(
         known = read_progress(filesystem, path)
         write_progress(filesystem, path, known | {topic: _finished(known[topic], clock.wall_ms())})
     return done
+
+
+def _sent_again(
+    path: Path, identity: OutboxIdentity, progress: ShippingProgress, filesystem: Filesystem, clock: Clock
+) -> ShippingProgress:
+    """The progress without the acknowledgement of what the topic has lost. The next shipping looks these records up in
+    the topic, and sends those that it does not find.
+    """
+    partitions = dict(progress.partitions)
+    for number, (first, _) in progress.lost.items():
+        with opened_log(path, identity, number, filesystem, clock) as log:
+            start = max(first, log.log_start_offset)
+            before = next(iter(log.batches(start - 1, start)), None) if start > log.log_start_offset else None
+        partitions[number] = PartitionProgress(start, -1, 0 if before is None else before.header.crc)
+    return replace(progress, partitions=partitions, lost={})
 
 
 def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them

@@ -30,9 +30,8 @@ from pushrep.log import LogClosed, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
-    CantChangeMembers,
-    CantHold,
     CantPromote,
+    CommandRefused,
     NotEnoughReplicas,
     NotReplicatedInTime,
     OutboxClosed,
@@ -299,8 +298,9 @@ class Replication:
     def hold_takeovers(self, length_ms: int, reason: str) -> Grant:
         """Go on under a grant by which no standby takes over by itself for so long; 0 ends that. `promote` still does.
 
-        Enough members store it to meet every majority. Raises CantHold before anything is changed if too few members
-        that can store it answer, or later if too few stored it; NotEnoughReplicas, NotLeader as `change_members`.
+        Enough members store it to meet every majority. Raises CommandRefused before anything is changed if too few
+        members that can store it answer, or later if too few stored it; NotEnoughReplicas, NotLeader as
+        `change_members`.
         """
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
@@ -325,7 +325,7 @@ class Replication:
             if len(known) < quorum.to_change:
                 silent = sorted(quorum.members - known)
                 needed = f"{len(known)} of {quorum.to_change} needed members keep the hold"
-                raise CantHold(f"{needed}, and {silent} do not: {what_to_do}")
+                raise CommandRefused(f"{needed}, and {silent} do not: {what_to_do}")
 
     def check_enough_answer(self) -> None:
         """Ask the members, and raise TooFewMembers if too few to lead answer."""
@@ -339,7 +339,7 @@ class Replication:
         """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
         list. Another PID begins; waiting batches go on waiting, until enough members of the new list hold everything.
 
-        Raises CantChangeMembers, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
+        Raises CommandRefused, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
         OSError. If it stops half-way, the outbox goes on as after an open that found too few members.
         """
         with self._changing:
@@ -358,7 +358,7 @@ class Replication:
             if self._leading is not None and all(
                 len(quorum.members & agreeing) >= quorum.to_change for quorum in grant.quorums
             ):
-                raise CantChangeMembers(
+                raise CommandRefused(
                     f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
                     "without --lost. Nothing was changed"
                 )

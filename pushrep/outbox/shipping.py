@@ -12,30 +12,27 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from filtering.extras import needed_by
-from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import PartitionCountNotStored
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
+from pushrep.log.directory import LogDirectory
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
-from pushrep.outbox.errors import OutboxInUse
 from pushrep.outbox.identity import OutboxIdentity
-from pushrep.outbox.settings import OnDiverged
+from pushrep.outbox.settings import OnDiverged, OutboxSettings
 
 if TYPE_CHECKING:
     from pushrep.election.grants import Grant
     from pushrep.kafka.resume import RecordOrigin
-    from pushrep.kafka.sink import KafkaSink, SinkConfig
+    from pushrep.kafka.sink import KafkaSink
     from pushrep.kafka.sink_state import DestinationLag
     from pushrep.outbox.replication import Replication
 
@@ -91,27 +88,11 @@ class GrantedLeadership:
             return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShippingSource:
-    """What is shipped. copy_id: the directory's own id, if it is a copy of another that may be in use."""
-
-    directory: Path
-    identity: OutboxIdentity
-    logs: Sequence[SegmentLog]
-    batch_bytes: int
-    filesystem: Filesystem
-    clock: Clock
-    replication: "Replication | None" = None
-    is_new: bool = False
-    copy_id: str | None = None
-
-
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, to_ship: ShippingSource, sink: "KafkaSink | None") -> None:
-        self._to_ship, self.sink = to_ship, sink
-        self._logs, self._clock = to_ship.logs, to_ship.clock
+    def __init__(self, held: LogDirectory, logs: Sequence[SegmentLog], sink: "KafkaSink | None") -> None:
+        self._held, self._logs, self.sink = held, logs, sink
         self._dropping = threading.Lock()
 
     def lag(self) -> "dict[str, DestinationLag]":
@@ -127,7 +108,7 @@ class Shipping:
         self.sink.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
     def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
-        """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, BadArgument, OSError."""
+        """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, OSError."""
         if self.sink is None:
             raise BadArgument("kafka", "the outbox was opened without a destination: there is nothing to skip for")
         if topic not in {None, self.sink.topic}:
@@ -137,7 +118,7 @@ class Shipping:
         ends = {log.partition: log.log_end_offset for log in self._logs}
         if partition not in ends:
             raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
-        skip = Skip(partition, offset, reason, self._clock.wall_ms())
+        skip = Skip(partition, offset, reason, self._held.clock.wall_ms())
         self.sink.skip(checked_skip(skip, self.sink.needed_from(partition), ends[partition]))
 
     def when_diverged(self, call: Callable[[Exception], None]) -> None:
@@ -156,7 +137,7 @@ class Shipping:
             self.sink.close()
 
     def drop(self, topic: object) -> None:
-        """As `pushrep outbox drop-destination`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
+        """As `pushrep outbox skip all`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
         OSError.
         """
         sink = self.sink
@@ -164,10 +145,10 @@ class Shipping:
             raise BadArgument(
                 "topic",
                 f"{topic} is what the service ships to (process {os.getpid()}), and would from the logs' start at its "
-                "next open: open the outbox without it, then drop it",
+                "next open: open the outbox without it, then skip all",
             )
         with self._dropping:
-            filesystem, directory = self._to_ship.filesystem, self._to_ship.directory
+            filesystem, directory = self._held.filesystem, self._held.path
             known = read_progress(filesystem, directory)
             name = destination_of(known, topic)
             if sink is not None:
@@ -177,51 +158,63 @@ class Shipping:
             for log in self._logs:
                 log.drop_holder(holder_name(name))
 
-    def repartition(self) -> NoReturn:
-        """Raises OutboxInUse: a PID lasts from an open to a close."""
-        raise OutboxInUse(self._to_ship.directory, os.getpid())
-
 
 def holder_name(topic: str) -> str:
     """What a destination is called in lags, and where it holds a log."""
     return f"kafka:{topic}"
 
 
-def start_shipping(
+def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     resources: ExitStack,
-    to_ship: ShippingSource,
-    destination: KafkaDestination | None,
-    timeout_s: float,
-    on_diverged: OnDiverged = OnDiverged.REFUSE,
+    held: LogDirectory,
+    identity: OutboxIdentity,
+    logs: Sequence[SegmentLog],
+    replication: "Replication | None",
+    settings: OutboxSettings,
+    *,
+    is_new: bool,
 ) -> Shipping:
-    """Ship from now on; `resources` ends it. Waits up to `timeout_s` for the topic's metadata, then goes on without.
+    """Ship from now on; `resources` ends it. Waits up to `open_timeout_s` for the topic's metadata, then goes on
+    without.
 
     Raises the error for a topic that can't be used, CorruptDestinationsFile, OutboxDiverged, DestinationAhead,
     TopicLostRecords.
     """
-    sink = None
-    if destination is not None:
-        with needed_by("Outbox.open(kafka=...)"):
-            from pushrep.kafka.sink import KafkaSink  # noqa: PLC0415 - Kafka's clients are an extra of their own
+    known, sink = read_progress(held.filesystem, held.path), None
+    if settings.kafka is not None:
+        with needed_by("Outbox.open(kafka=...)"):  # Kafka's clients are an extra of their own
+            from pushrep.kafka.fence_driver import AloneLeadership  # noqa: PLC0415
+            from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
+            from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415
 
-        sink = KafkaSink(_shipped(to_ship), destination)
-    _hold(to_ship, sink)
-    if sink is not None:
-        resources.callback(sink.close)
-        sink.start(timeout_s, despite_divergence=on_diverged is OnDiverged.GO_ON)
-    return Shipping(to_ship, sink)
-
-
-def _hold(to_ship: ShippingSource, sink: "KafkaSink | None") -> None:
-    known = read_progress(to_ship.filesystem, to_ship.directory)
-    for log in to_ship.logs:
+        own_id = held.directory_id
+        config = SinkConfig(
+            directory=held.path,
+            outbox_id=identity.outbox_id,
+            topic=identity.topic,
+            logs=logs,
+            origin=origin_of(identity, known.values()),
+            batch_bytes=settings.config.seal_bytes,
+            filesystem=held.filesystem,
+            clock=held.clock,
+            is_new=is_new,
+            partition_counts=OwnPartitionCounts() if replication is None else GrantedPartitionCounts(replication),
+            copy_id=own_id.directory_id.hex if own_id is not None and own_id.is_copy else None,
+            leadership=AloneLeadership() if replication is None else GrantedLeadership(replication),
+        )
+        sink = KafkaSink(config, settings.kafka)
+    for log in logs:
         for topic, progress in known.items():
             if sink is None or topic != sink.topic:
                 at = progress.partitions.get(log.partition)
-                offset = at.acknowledged if at is not None else log.log_start_offset
-                log.hold(holder_name(topic), partial(int, offset))
+                log.hold(holder_name(topic), partial(int, log.log_start_offset if at is None else at.acknowledged))
         if sink is not None:
             log.hold(holder_name(sink.topic), partial(sink.needed_from, log.partition))
+    if sink is not None:
+        resources.callback(sink.close)
+        go_on = settings.config.on_diverged is OnDiverged.GO_ON
+        sink.start(settings.config.open_timeout_s, despite_divergence=go_on)
+    return Shipping(held, logs, sink)
 
 
 def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":
@@ -236,27 +229,3 @@ def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) ->
         epochs |= {one.pid_epoch, *one.pid_epochs, *(epoch.pid_epoch for epoch in one.epochs)}
     pids = {epoch: replace(identity, pid_epoch=epoch).pid for epoch in epochs}
     return RecordOrigin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
-
-
-def _shipped(to_ship: ShippingSource) -> "SinkConfig":
-    from pushrep.kafka.fence_driver import AloneLeadership  # noqa: PLC0415
-    from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
-    from pushrep.kafka.sink import SinkConfig  # noqa: PLC0415
-
-    identity = to_ship.identity
-    return SinkConfig(
-        directory=to_ship.directory,
-        outbox_id=identity.outbox_id,
-        topic=identity.topic,
-        logs=to_ship.logs,
-        origin=origin_of(identity, read_progress(to_ship.filesystem, to_ship.directory).values()),
-        batch_bytes=to_ship.batch_bytes,
-        filesystem=to_ship.filesystem,
-        clock=to_ship.clock,
-        is_new=to_ship.is_new,
-        partition_counts=(
-            OwnPartitionCounts() if to_ship.replication is None else GrantedPartitionCounts(to_ship.replication)
-        ),
-        copy_id=to_ship.copy_id,
-        leadership=AloneLeadership() if to_ship.replication is None else GrantedLeadership(to_ship.replication),
-    )

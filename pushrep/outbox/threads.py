@@ -54,7 +54,7 @@ class LingerTimer:
         # In order, as all linger alike. A queue in C: Ctrl-C in the appending thread can't leave it locked.
         self._due: SimpleQueue[tuple[int, PendingBatch] | None] = SimpleQueue()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pushrep-linger_timer-{linger_ms}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"pushrep-linger-{linger_ms}", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -77,14 +77,14 @@ class LingerTimer:
             batch.appender.request_flush(batch)
 
 
-_SEALERS = shared_by_process(LingerTimer.end)
+_LINGER_TIMERS = shared_by_process(LingerTimer.end)
 
 
 def linger_timer_for(linger_ms: int, clock: Clock) -> LingerTimer:
     """The one of this process that lingers so long. Each needs a `release_linger_timer`."""
-    return _SEALERS.acquire((linger_ms, id(clock)), lambda: LingerTimer(linger_ms, clock), keep=clock)
+    return _LINGER_TIMERS.acquire((linger_ms, id(clock)), lambda: LingerTimer(linger_ms, clock), keep=clock)
 
 
 def release_linger_timer(linger_timer: LingerTimer) -> None:
     """Give it back; its thread ends with the last outbox."""
-    _SEALERS.release(linger_timer)
+    _LINGER_TIMERS.release(linger_timer)

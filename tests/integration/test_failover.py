@@ -22,7 +22,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.directory_handover import adopt
-from pushrep.outbox.errors import CantAdopt, CantPromote
+from pushrep.outbox.errors import CantPromote, CommandRefused
 from pushrep.outbox.promotion import election_in, promote, with_loss
 from pushrep.records import encode_batch
 from pushrep.replicate.election_state import find_election_state
@@ -364,18 +364,18 @@ def test_members_come_from_the_grant_and_others_are_refused_by_name(members):
 def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
     with pytest.raises(CantPromote, match="give <data>/<outbox id>"):
         promote(tmp_path)
-    with pytest.raises(CantAdopt, match="no outbox"):
+    with pytest.raises(CommandRefused, match="no outbox"):
         adopt(tmp_path / "data", tmp_path)
     with Outbox.open(tmp_path / "alone", "orders", 1, "billing", config=OutboxConfig(log_config=SMALL)):
         pass
-    with pytest.raises(CantAdopt, match="never had replicas"):
+    with pytest.raises(CommandRefused, match="never had replicas"):
         adopt(tmp_path / "data", tmp_path / "alone")
     with members.lead() as outbox:
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
         with pytest.raises(NotLeader):
             open_outbox(members.directory(1), [members.address(2)])
     (members.world.root / "node-3" / members.outbox_id).mkdir(parents=True)
-    with pytest.raises(CantAdopt, match="the node began a copy"):
+    with pytest.raises(CommandRefused, match="the node began a copy"):
         adopt(members.world.root / "node-3", members.world.root / "outbox")
 
 

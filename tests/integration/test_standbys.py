@@ -25,7 +25,7 @@ from pushrep.health import HealthSettings
 from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState, standby
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket, handed_over
-from pushrep.outbox.errors import CantCreate, CantPromote
+from pushrep.outbox.errors import CantPromote, CommandRefused
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
@@ -566,7 +566,7 @@ def test_a_node_that_allows_nobody_says_so_when_an_outbox_is_made(tmp_path):
     settings = NodeSettings(address=Address("127.0.0.1", 0))
     with ReplicaNode(tmp_path / "data", settings) as node, HandoverSocket(node):
         addresses = [str(node.address), "127.0.0.1:1", "127.0.0.1:2"]
-        with pytest.raises(CantCreate, match=r"its own node refuses it at .*: start every node with --allow"):
+        with pytest.raises(CommandRefused, match=r"its own node refuses it at .*: start every node with --allow"):
             create_outbox(tmp_path / "data", addresses, "orders")
 
 
@@ -598,7 +598,7 @@ def test_an_outbox_whose_making_was_killed_is_made_by_the_first_members_instance
     """The first grant is on one disk only."""
     command = [sys.executable, "-c", STOPPED, str(members.data[0]), *members.addresses]
     assert subprocess.run(command, check=False).returncode == 9
-    with pytest.raises(CantCreate, match="is made already"):
+    with pytest.raises(CommandRefused, match="is made already"):
         create_outbox(members.data[0], members.addresses, "orders")
     instances = [Instance(data) for data in members.data]
     try:
@@ -621,7 +621,7 @@ def test_an_outbox_whose_first_grant_was_given_out_stays(members, monkeypatch):
     offer = MemberClients.offer
     with monkeypatch.context() as patch:
         patch.setattr(MemberClients, "offer", lost)
-        with pytest.raises(CantCreate, match=r"so .* stays: its instance offers it again"):
+        with pytest.raises(CommandRefused, match=r"so .* stays: its instance offers it again"):
             create_outbox(members.data[0], members.addresses, "orders", timeout_s=3)
     instance = Instance(members.data[0])
     try:
@@ -632,8 +632,8 @@ def test_an_outbox_whose_first_grant_was_given_out_stays(members, monkeypatch):
 
 def test_an_outbox_is_made_only_where_every_member_answers(members):
     members.nodes[2].stop()
-    with pytest.raises(CantCreate, match=r"2 \(127.0.0.1:\d+\) did not"):
+    with pytest.raises(CommandRefused, match=r"2 \(127.0.0.1:\d+\) did not"):
         create_outbox(members.data[0], members.addresses, "orders")
-    with pytest.raises(CantCreate, match="another node"):
+    with pytest.raises(CommandRefused, match="another node"):
         create_outbox(members.data[0], members.addresses[1::-1] + members.addresses[2:], "orders")
     assert not [path for path in members.data[0].iterdir() if path.is_dir()]

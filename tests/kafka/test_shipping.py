@@ -636,9 +636,12 @@ def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):
     with opened(1, log_config=small, batch_bytes=1_000) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.wait_shipped(WAIT_S)
-        assert run(["outbox", "drop-destination", str(outbox.directory), topic]) == 1, "a service has it open"
-    assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), "another"]) == 1
-    assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), topic]) == 0
+        assert run(["outbox", "skip", "all", "--directory", str(outbox.directory), "--topic", topic]) == 1, (
+            "a service has it open"
+        )
+    drop = ["outbox", "skip", "all", "--directory", str(tmp_path / "outbox"), "--topic"]
+    assert run([*drop, "another"]) == 1
+    assert run([*drop, topic]) == 0
     with Outbox.open(
         tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
     ) as outbox:

@@ -80,7 +80,7 @@ def in_topic(broker, topic):
 
 
 def test_what_a_topic_loses_is_said_and_sent_again(broker, topic, opened, tmp_path, capsys):
-    """identity T2: `TopicLostRecords` with the range while running, and at an open; `ship --again` sends it again."""
+    """identity T2: `TopicLostRecords` with the range while running, and at an open; `outbox rebase` sends it again."""
     create_topic(broker.bootstrap_servers, topic)
     with opened(2) as outbox:
         for label in ("one", "two", "three"):
@@ -96,18 +96,24 @@ def test_what_a_topic_loses_is_said_and_sent_again(broker, topic, opened, tmp_pa
         assert noted == caught.value.lost, "on disk: behind a kill -9 the topic may have grown, which would hide it"
         assert outbox.lag()[f"kafka:{topic}"].records == 220
         append(outbox, "appended meanwhile", 5)
-    with pytest.raises(TopicLostRecords, match="--again 0:100 --again 1:10"):
+    with pytest.raises(TopicLostRecords, match="pushrep outbox rebase"):
         opened(2)
-    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
-    assert run([*ship, "--again", "0:301"]) == 1
-    assert "give an offset from 0 to 100" in capsys.readouterr().err
-    assert run([*ship, "--again", "0:100", "--again", "1:10"]) == 0
+    rebase = ["outbox", "rebase", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
+    assert run([*rebase, "--dry-run"]) == 0
+    assert "partition 0: the topic has lost [100, 300): the next start would send" in capsys.readouterr().out
+    assert read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic].lost == noted, "nothing was changed"
+    assert run(rebase) == 0
     with opened(2) as outbox:
         outbox.wait_shipped(WAIT_S)
         logs = [[record.value for record in outbox.log(n).records(0)] for n in range(2)]
     found = in_topic(broker, topic)
     assert [value for value in found if not value.startswith(b"of 1")] == logs[0]
     assert [value for value in found if value.startswith(b"of 1")] == logs[1]
+
+
+def send_again(directory, servers):
+    for command in (["outbox", "rebase"], ["ship"]):
+        assert run([*command, str(directory), "--bootstrap-servers", servers]) == 0
 
 
 def leader_of(cluster, topic):
@@ -146,8 +152,7 @@ def test_an_unclean_election_is_said_by_a_running_service(request, tmp_path, tor
         with pytest.raises(TopicLostRecords) as caught:
             outbox.wait_shipped(WAIT_S)
         assert caught.value.lost == {0: (100, 150)}
-    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", servers, "--again", "0:100"]
-    assert run(ship) == 0
+    send_again(tmp_path / "outbox", servers)
     found = [one.value for one in consume(servers, topic)]
     assert found == [b"both %d" % n for n in range(100)] + [b"one %d" % n for n in range(50)]
 
@@ -200,8 +205,7 @@ def test_one_lost_record_is_not_hidden_by_the_marker_of_the_next_start(broker, t
     assert caught.value.lost == {0: (100, 101)}
     with pytest.raises(TopicLostRecords):
         opened()
-    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
-    assert run([*ship, "--again", "0:100"]) == 0
+    send_again(tmp_path / "outbox", broker.bootstrap_servers)
     assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)] + [b"two 0"]
 
 
@@ -230,7 +234,7 @@ def test_what_a_topic_lost_is_not_hidden_by_what_others_wrote_since(
         with pytest.raises(TopicLostRecords) as caught:
             outbox.wait_shipped(WAIT_S) if is_open else opened()
         assert caught.value.lost == {0: (100, 200)}
-    assert run(["ship", str(tmp_path / "outbox"), "--bootstrap-servers", servers, "--again", "0:100"]) == 0
+    send_again(tmp_path / "outbox", servers)
     labels = ["one", "two", "three"][: 2 + is_open]
     found = [value for value in in_topic(broker, topic) if value != b"of others"]
     assert found == [b"%s %d" % (label.encode(), n) for label in labels for n in range(100)]

@@ -28,7 +28,7 @@ from pushrep.log.directory_id import (
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.outbox import Outbox
 from pushrep.outbox.directory_handover import moved
-from pushrep.outbox.errors import NotACopy, OriginalStands
+from pushrep.outbox.errors import CommandRefused
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -335,16 +335,16 @@ def test_moved_is_heard_after_an_opening_too(home, tmp_path):
     assert len(look(tmp_path / "copy of the copy")[0].copy_of) == 2
     between, _ = look(home)
     for still_there in (home, tmp_path / "kept"):
-        with pytest.raises(OriginalStands, match=f"a copy of {still_there}, which is still there"):
+        with pytest.raises(CommandRefused, match=f"a copy of {still_there}, which is still there"):
             moved(tmp_path / "copy of the copy")
         shutil.rmtree(still_there)
         assert moved(tmp_path / "copy of the copy") == (between if still_there == home else original)
 
 
 def test_moved_refuses_what_is_no_directory_of_an_outbox(tmp_path):
-    with pytest.raises(NotACopy, match="there is no such directory"):
+    with pytest.raises(CommandRefused, match="there is no such directory"):
         moved(tmp_path / "none")
-    with pytest.raises(NotACopy, match="it has no id"):
+    with pytest.raises(CommandRefused, match="it has no id"):
         moved(tmp_path)
 
 

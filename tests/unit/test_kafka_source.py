@@ -372,6 +372,6 @@ def test_what_was_acknowledged_is_written_down_though_the_topics_offset_is_not_k
     """identity T1: such a partition is read from its start; sent again is what it lacks behind the checkpoint only."""
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
-    shipped = state(log, PartitionProgress(2, -1, crc))  # as `pushrep ship --again` leaves it; no broker answers
+    shipped = state(log, PartitionProgress(2, -1, crc))  # as `pushrep outbox rebase` leaves it; no broker answers
     again = SinkState([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
     assert (again.acknowledged, again.destination_offset) == (2, -1)

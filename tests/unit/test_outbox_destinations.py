@@ -51,9 +51,11 @@ def test_a_destination_is_dropped_while_the_outbox_is_open(directory, kafka):
     with opened(directory, kafka) as outbox:
         with pytest.raises(StillNeeded, match="kafka:old"):
             outbox.log(0).purge(20)
-        assert run(["outbox", "drop-destination", str(directory), "older"]) == 0
-        assert run(["outbox", "drop-destination", str(directory), "old"]) == 0
-        assert run(["outbox", "drop-destination", str(directory), "old"]) == 1, "it is not there any more"
+        assert run(["outbox", "skip", "all", "--directory", str(directory), "--topic", "older"]) == 0
+        assert run(["outbox", "skip", "all", "--directory", str(directory), "--topic", "old"]) == 0
+        assert run(["outbox", "skip", "all", "--directory", str(directory), "--topic", "old"]) == 1, (
+            "it is not there any more"
+        )
         if kafka is None:
             assert outbox.log(0).purge(20) > 0
     assert not read_progress(REAL_FILESYSTEM, directory).keys() & {"old", "older"}, "nor did the close bring it back"
@@ -62,7 +64,7 @@ def test_a_destination_is_dropped_while_the_outbox_is_open(directory, kafka):
 @pytest.mark.parametrize("kafka", [True], indirect=True, ids=[""])
 def test_what_the_service_ships_to_is_not_dropped_under_its_feet(directory, kafka, capsys):
     with opened(directory, kafka):
-        assert run(["outbox", "drop-destination", str(directory), "orders"]) == 1
+        assert run(["outbox", "skip", "all", "--directory", str(directory), "--topic", "orders"]) == 1
         assert "open the outbox without it" in capsys.readouterr().err
         where = ["--directory", str(directory), "--reason", "a test"]
         assert run(["outbox", "skip", "7", "--topic", "old", *where]) == 1
@@ -75,7 +77,7 @@ def test_repartition_waits_for_the_service_to_stop(directory, kafka, capsys):
     before = read_identity(REAL_FILESYSTEM, directory)
     with opened(directory, kafka):
         assert run(["outbox", "repartition", str(directory), "--topic", "old"]) == 1
-        assert "stop the service, say it again" in capsys.readouterr().err
+        assert "is open in this very process" in capsys.readouterr().err
     assert read_identity(REAL_FILESYSTEM, directory) == before
     assert read_progress(REAL_FILESYSTEM, directory)["old"].epochs == BEFORE.epochs
     raised = repartition(directory, topic="old")
