@@ -19,24 +19,15 @@ from typing import BinaryIO
 import click
 
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
-from pushrep.cli.input_lines import BadHeader, BadLine, Choices, Entry, LineRules, numbered_lines
+from pushrep.cli.input_lines import BadLine, Choices, Entry, LineRules, numbered_lines
 from pushrep.cli.options import addresses_of, client_tls, copy_check_option, log_options, tls_options
 from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, OutboxConfig, RecordRefused, read_identity
 from pushrep.outbox.errors import MetadataGap
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.settings import PushSettings
-
-
-class InputStopped(PushrepError):
-    """A line can't become a record, and `--on-bad-line` is stop. All lines before it are in the log."""
-
-
-class DifferentInput(PushrepError):
-    """The log holds other lines under this input's name. To continue would skip lines that the log does not hold."""
 
 
 class Counts:
@@ -71,7 +62,7 @@ class Appender:
         return min(self._known.values(), default=0)
 
     def append_line(self, number: int, line: bytes) -> None:
-        """Append a line unless the log holds it. Raises `BadLine`, `DifferentInput`, and the errors of
+        """Append a line unless the log holds it. Raises BadLine, ClickException, and the errors of
         `Outbox.append`.
         """
         self.counts.last_line = number
@@ -90,10 +81,10 @@ class Appender:
         else:
             self._append(number, entry, StreamMetadata(self._pid, entry.partition, number))
 
-    def stopped(self, bad: BadLine) -> InputStopped:
+    def stopped(self, bad: BadLine) -> click.ClickException:
         """The error that ends the run at a bad line."""
         again = "and run the command again" if self.source is not None else "and append the rest"
-        return InputStopped(
+        return click.ClickException(
             f"{bad}; the lines before it are in the log: correct it {again}, or give --on-bad-line skip"
         )
 
@@ -110,7 +101,7 @@ class Appender:
         self.counts.appended += 1
 
     def _check_known(self, number: int, entry: Entry) -> None:
-        """Raise DifferentInput if the log's last record is this line's record and has another value."""
+        """Raise ClickException if the log's last record is this line's record and has another value."""
         log = self._outbox.log(entry.partition)
         last = next(iter(log.records(log.log_end_offset - 1)), None)
         if last is None:
@@ -119,7 +110,7 @@ class Appender:
         if self._outbox.identity.carrier == "header":
             carried = next((value for name, value in reversed(last.headers) if name == METADATA_HEADER), None)
         if carried == StreamMetadata(self._pid, entry.partition, number).pack() and last.value != entry.value:
-            raise DifferentInput(
+            raise click.ClickException(
                 f"line {number} of {self.source} differs from its record in the log: this is another input, or an "
                 "earlier run read it with other options. Give it a name of its own with --source NAME"
             )
@@ -317,9 +308,9 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
 def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], rules: LineRules) -> None:
     _, line = next(lines, (1, None))
     if line is None:
-        raise BadHeader("the input is empty: the first line of a CSV has to name its columns")
+        raise click.ClickException("the input is empty: the first line of a CSV has to name its columns")
     if isinstance(line, BadLine):
-        raise BadHeader(f"the CSV's header: {line}")
+        raise click.ClickException(f"the CSV's header: {line}")
     rules.take_header(line)
 
 

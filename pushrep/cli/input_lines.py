@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO, NamedTuple
 
+import click
+
 from pushrep.errors import PushrepError
 
 _TIME_END_MS = 1 << 62
@@ -23,10 +25,6 @@ class BadLine(PushrepError):
     def __init__(self, number: int, why: str) -> None:
         super().__init__(f"line {number}: {why}")
         self.number, self.why = number, why
-
-
-class BadHeader(PushrepError):
-    """The header of the CSV can't be read, or lacks a column that an option names."""
 
 
 class Entry(NamedTuple):
@@ -81,14 +79,14 @@ class LineRules:
         self._partition_at = self._timestamp_at = -1
 
     def take_header(self, line: bytes) -> None:
-        """Read the names of the columns. Raises `BadHeader`."""
+        """Read the names of the columns. Raises ClickException."""
         try:
             self._columns = self._fields(line.removeprefix(b"\xef\xbb\xbf"))
         except (csv.Error, UnicodeDecodeError, StopIteration) as error:
-            raise BadHeader(f"line 1, the CSV's header, can't be read: {error}") from error
+            raise click.ClickException(f"line 1, the CSV's header, can't be read: {error}") from error
         doubled = sorted({name for name in self._columns if self._columns.count(name) > 1})
         if doubled:
-            raise BadHeader(f"line 1, the CSV's header, names {', '.join(doubled)} twice")
+            raise click.ClickException(f"line 1, the CSV's header, names {', '.join(doubled)} twice")
         self._partition_at = self._column("--partition-by", self._choices.partition_by)
         self._timestamp_at = self._column("--timestamp-column", self._choices.timestamp_column)
 
@@ -133,7 +131,9 @@ class LineRules:
         if name is None:
             return -1
         if name not in self._columns:
-            raise BadHeader(f"{option} {name}: the CSV has no column {name}; it has {', '.join(self._columns)}")
+            raise click.ClickException(
+                f"{option} {name}: the CSV has no column {name}; it has {', '.join(self._columns)}"
+            )
         return self._columns.index(name)
 
 

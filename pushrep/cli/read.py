@@ -18,17 +18,12 @@ from pushrep.cli.common import show_table
 from pushrep.cli.log_names import directory_argument, log_argument, named_logs
 from pushrep.cli.options import time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, is_in_key, metadata_of, time_text
-from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
 from pushrep.log.directory_files import log_at, shown_name
 from pushrep.records import Record
 
 _TABLE_ROWS = 20
 _LATEST_RECORDS = 10
-
-
-class BadStart(PushrepError):
-    """The offset of `--from` is not in the log."""
 
 
 @click.command(short_help="Show the records of a topic's logs.")
@@ -115,7 +110,7 @@ class RecordRange(NamedTuple):
 
 
 def range_of(reader: LogReader, topic: str, number: int, from_: str, limit: int | None) -> RecordRange:
-    """The range that `from_` selects in a log. Raises BadStart, click.BadParameter."""
+    """The range that `from_` selects in a log. Raises ClickException."""
     first, end = reader.bounds()
     if from_ == "earliest":
         start = first
@@ -124,7 +119,9 @@ def range_of(reader: LogReader, topic: str, number: int, from_: str, limit: int 
     elif from_.isascii() and from_.isdigit():
         start = int(from_)
         if not first <= start <= end:
-            raise BadStart(f"--from {from_}: {shown_name(topic, number)} holds the offsets [{first}, {end})")
+            raise click.ClickException(
+                f"--from {from_}: {shown_name(topic, number)} holds the offsets [{first}, {end})"
+            )
     else:
         found = reader.offset_for_timestamp(time_ms_of("--from", from_, others="earliest, latest, an offset"))
         start = end if found is None else found

@@ -3,7 +3,7 @@
 One writer a format; after each `flush` its output is complete:
 
 json    an object a line            raw     the value and a newline
-table   columns a line              avro    an object container file (Avro 1.11), deflate, schema RECORD_SCHEMA
+avro    an object container file (Avro 1.11), deflate, schema RECORD_SCHEMA
 """
 
 import json
@@ -23,7 +23,7 @@ from pushrep.cli.common import whole_step
 from pushrep.cli.log_names import named_logs
 from pushrep.cli.options import client_tls, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
-from pushrep.cli.record_rows import as_json, carrier_of, cell, is_in_key, metadata_of, time_text
+from pushrep.cli.record_rows import as_json, carrier_of
 from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name
 from pushrep.records import Record
 from pushrep.replay import (
@@ -63,7 +63,6 @@ RECORD_SCHEMA: dict[str, Any] = {
         },
     ],
 }
-_ROW = "{:>12}  {:<23}  {:<32}  {:<32}  {}\n"
 
 
 class RecordWriter(Protocol):
@@ -76,11 +75,10 @@ class RecordWriter(Protocol):
 
 
 class LineOutput:
-    """The formats json, raw and table: bytes for each record, after an optional header."""
+    """The formats json and raw: bytes for each record."""
 
-    def __init__(self, out: BinaryIO, line: Callable[[Record], bytes], head: bytes = b"") -> None:
+    def __init__(self, out: BinaryIO, line: Callable[[Record], bytes]) -> None:
         self._out, self._line = out, line
-        out.write(head)
 
     def write(self, records: Iterable[Record]) -> None:
         """Write all records by one call, so that an interrupt leaves no partial line."""
@@ -116,25 +114,12 @@ class AvroFile:
 
 
 def writer_for(format_: str, out: BinaryIO, *, partition: int, carrier: str) -> RecordWriter:
-    """The writer of the format: avro, raw, json or table."""
-    match format_:
-        case "avro":
-            return AvroFile(out, partition)
-        case "raw":
-            return LineOutput(out, lambda record: (record.value or b"") + b"\n")
-        case "json":
-            return LineOutput(
-                out, lambda r: json.dumps(as_json(partition, r, carrier), ensure_ascii=False).encode() + b"\n"
-            )
-    head = _ROW.format("offset", "timestamp", "source", "key", "value").encode()
-    return LineOutput(out, lambda record: _row(record, carrier), head)
-
-
-def _row(record: Record, carrier: str) -> bytes:
-    metadata = metadata_of(record, carrier)
-    source = f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else ""
-    key = "" if is_in_key(record, carrier) else cell(record.key)
-    return _ROW.format(record.offset, time_text(record.timestamp_ms), source, key, cell(record.value)).encode()
+    """The writer of the format: avro, raw or json."""
+    if format_ == "avro":
+        return AvroFile(out, partition)
+    if format_ == "raw":
+        return LineOutput(out, lambda record: (record.value or b"") + b"\n")
+    return LineOutput(out, lambda r: json.dumps(as_json(partition, r, carrier), ensure_ascii=False).encode() + b"\n")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -227,7 +212,7 @@ class Until(NamedTuple):
     "no record is ever cut off. written: all appended records.",
 )
 @click.option(
-    "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "table", "avro"]),
+    "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "avro"]),
     help="json: one object a line. raw: the values alone, one a line. avro: an object container file.",
 )  # fmt: skip
 @click.option(

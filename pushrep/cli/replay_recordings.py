@@ -1,13 +1,11 @@
 """`pushrep recording`: lists the logs that a node keeps, and extends, truncates, purges or deletes one."""
 
-import json
-
 import click
 
+from pushrep.cli.common import show_json, show_table
 from pushrep.cli.replay import node_options, recording_of
 from pushrep.replay import NodeAccess, RecordingInfo, ReplayClient
-
-_ROW = "{:>6}  {:<32}  {:>12}  {:>12}  {:<8}  {}"
+from pushrep.status.table import count
 
 
 @click.group()
@@ -25,10 +23,11 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
     """
     with ReplayClient(where, node=node) as client:
         found = client.recordings()
-    if not as_json:
-        click.echo(_ROW.format("id", "log", "start", "stable end", "state", "outbox"))
-    for one in found:
-        click.echo(json.dumps(_as_dict(one)) if as_json else _row(one))
+    if as_json:
+        for one in found:
+            show_json(_as_dict(one))
+    else:
+        show_table(None, ("log", "id", "start", "stable end", "state", "outbox"), [_row(one) for one in found])
 
 
 @recording.command(short_help="Let a stopped recording continue.")
@@ -109,10 +108,11 @@ def _confirm(is_sure: bool, question: str) -> None:  # noqa: FBT001 - the option
         click.confirm(question, abort=True, err=True)
 
 
-def _row(one: RecordingInfo) -> str:
-    state = "live" if one.is_live else "stopped"
-    recording_id = "-" if one.recording_id is None else one.recording_id
-    return _ROW.format(recording_id, one.name, one.start_offset, one.stable_offset, state, one.outbox_id or "-")
+def _row(one: RecordingInfo) -> tuple[str, ...]:
+    recording_id = "" if one.recording_id is None else str(one.recording_id)
+    ends = (count(one.start_offset), count(one.stable_offset))
+    outbox = "" if one.outbox_id is None else str(one.outbox_id)
+    return (one.name, recording_id, *ends, "live" if one.is_live else "stopped", outbox)
 
 
 def _as_dict(one: RecordingInfo) -> dict[str, object]:

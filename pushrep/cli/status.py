@@ -125,8 +125,8 @@ def _looked(place: str, look_there: Callable[[], dict[str, Any]]) -> dict[str, A
     try:
         found = look_there()
     except (PushrepError, OSError) as error:
-        problem = Problem("not_answering", "place", str(error))
-        found = PlaceStatus(directory=place, why=str(error), found=(problem,)).as_dict()
+        why = error.why if isinstance(error, BadArgument) else str(error)
+        found = PlaceStatus(directory=place, why=why, found=(Problem("not_answering", place, why),)).as_dict()
     return {**found, "place": place}
 
 
@@ -196,7 +196,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     try:
         address = Address.parse(place)
     except BadArgument as error:
-        raise BadArgument("place", f"{place} is neither a directory nor HOST:PORT") from error
+        raise BadArgument("place", "it is neither a directory nor HOST:PORT") from error
     settings = PushSettings(tls=tls, connect_timeout_ms=_REACH_MS, request_timeout_ms=_REACH_MS)
     with ReplicaClient(address, settings) as client:
         expires_s = client.certificate_expires_s()

@@ -14,7 +14,7 @@ Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetI
     .timeindex   an entry (time, rel) is true if the batch that ends with base + rel raised the greatest time to `time`
 
 Every entry has to be true, but a sparse index may lack any. Zeros at a file's end are space that Kafka allocates ahead.
-One fault per file is reported, because one `rebuild-index` repairs them all. Pure.
+One fault per file is reported, because one repair makes them anew. Pure.
 """
 
 import errno

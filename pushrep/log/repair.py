@@ -473,14 +473,6 @@ class Repairer:
         self._apply(report, plan, place, copy)
         return report
 
-    def rebuild_indexes(self) -> list[str]:
-        """Rebuild all indexes of the log from its batches; the names of the files. Raises LogLocked, OSError.
-
-        An index ends at bytes that are no batch: run `repair` for those.
-        """
-        with self._view():
-            return rebuild_indexes(self._filesystem, self._log)
-
     def _apply(self, report: RepairReport, plan: SplicePlan | None, place: CutPlace | None, copy: Path | None) -> None:
         with self._view() as view:
             for segment in plan.segments if plan is not None else ():

@@ -81,7 +81,7 @@ class FindingKind(Enum):
     HOLE = "hole"
     """Offsets are missing, and a broker's cleaner has compacted the log: it can be consumed from the broker."""
     INDEX = "index"
-    """An index entry is not true: rebuild-index."""
+    """An index entry is not true: repair makes it anew."""
     FILE = "file"
     """A small file beside the segments is bad."""
 

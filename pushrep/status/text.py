@@ -39,7 +39,8 @@ def _head(found: Found) -> Iterator[str]:
         yield from _outbox(found)
     else:
         where = f", {found['address']}" if found.get("address") not in {None, "", found["place"]} else ""
-        yield f"{found['place']}: {found['kind']}{where}, {found['state']}{_pid(found)}"
+        state = f", {found['state']}" if found["state"] != found["kind"] else ""
+        yield f"{found['place']}: {found['kind']}{where}{state}{_pid(found)}"
         yield from _node(found)
     if (disk := found.get("disk")) is not None:
         yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"

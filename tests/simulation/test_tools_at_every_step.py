@@ -145,7 +145,7 @@ def judge_purged(scene):
 
 
 def rebuild(scene):
-    scene.repairer().rebuild_indexes()
+    scene.repairer().repair()
 
 
 def prepare_rebuild(scene):

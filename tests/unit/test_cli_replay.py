@@ -108,14 +108,6 @@ def test_avro_is_a_file_that_avro_reads(pushrep, logs, tmp_path):
     assert list(fastavro.reader(io.BytesIO(out))) == [], "an empty one is a file, too"
 
 
-def test_a_table_has_a_head_and_a_line_a_record(pushrep, logs):
-    _, out, _ = pushrep(logs, "orders-1", "--count", "2", "--format", "table")
-    head, first, second = out.decode().splitlines()
-    assert head.split() == ["offset", "timestamp", "source", "key", "value"]
-    assert first.split() == ["0", "2023-11-14", "22:13:20.000", "value", "0"]
-    assert second.split()[-3:] == ["k", "value", "1"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
