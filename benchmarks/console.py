@@ -13,7 +13,8 @@ from unittest import mock
 from benchmarks.harness import AtMost, scratch, spread
 from pushrep.cli.status import look_at
 from pushrep.console import watch
-from pushrep.console.web import ConsoleServer
+from pushrep.console.access import ConsoleAccess
+from pushrep.console.web import ConsoleServer, ConsoleSettings
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.outbox.directory_handover import HandoverSocket
@@ -54,10 +55,11 @@ def run(rounds: int) -> dict[str, Any]:
                     return [status | {"place": place, "address": f"10.0.0.{place[5:]}:7400"}]
                 return look_at(place, *rest, **more)
 
+            settings = ConsoleSettings(access=ConsoleAccess(listen=Address("127.0.0.1", 0)))
             places = [str(root / "outbox"), *(f"node-{number}" for number in range(NODES))]
             with (
                 mock.patch.object(watch, "look_at", look),
-                ConsoleServer(Address("127.0.0.1", 0), watch.PlaceWatch(places, every_s=3600)) as server,
+                ConsoleServer(watch.PlaceWatch(places, every_s=3600), settings) as server,
             ):
                 for turn in range(rounds + 1):
                     for name, path in PAGES.items():

@@ -36,7 +36,7 @@ class Fleet:
         self._given = {"orders": (both or {}) | (orders or {}), "payments": (both or {}) | (payments or {})}
         self._handovers, self._resources = {}, ExitStack()
         self.events, self.table = world.root / "sums.events", world.root / "sums-table"
-        self.marks = f"{world.root / 'sums-checkpoint-marks'}={self.events}"
+        self.marks = world.root / "sums-checkpoint-marks"
 
     def __enter__(self):
         with self._resources:

@@ -1,159 +1,101 @@
-"""Authentication of users and form tokens of the console, checked before a page runs. No sockets.
+"""Who may read the console, decided from a request's headers before a page runs. No sockets, no clock.
 
-    on loopback          no login is needed; a request is refused unless its Host header is a loopback name or address
-    with passwords       /login begins a session with a cookie; it ends after 12 hours, or when the console is restarted
-    each POST            must come from this console's pages: Origin, Sec-Fetch-Site and the session's token are checked
+    Host            the host of `--listen`, and loopback names and addresses; off loopback every address, but no other
+                    name, since another site's name may resolve to this machine (DNS rebinding)
+    Authorization   with a password each request has to carry it, HTTP Basic with any name
 
-The password file has a line NAME:scrypt$N$r$p$salt$hash for each user; salt and hash are in base64. A check uses 32 MiB
-of memory. One password is checked at a time, with a pause of 1 s after a wrong one: at most 86,400 guesses a day.
+The console makes the password: 128 random bits, which nobody guesses, so that no slow hash is needed.
 """
 
-import base64
-import hashlib
+import binascii
 import hmac
+import os
 import secrets
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from http import HTTPStatus
+from base64 import b64decode
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from ipaddress import ip_address
 from pathlib import Path
-
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from pushrep.errors import BadArgument
 from pushrep.replicate.sockets import Address
 
-SESSION_S = 12 * 3600
-_WRONG_S = 1.0
-_N, _R, _P, _SALT_BYTES = 1 << 15, 8, 1, 16
-_MEMORY_BYTES = 64 << 20
+_PASSWORD_BYTES = 16
+_CHARACTERS_MIN = len(secrets.token_urlsafe(_PASSWORD_BYTES))
 
 
-def hashed(password: str) -> str:
-    """The salted hash of a password, as in the password file."""
-    salt = secrets.token_bytes(_SALT_BYTES)
-    return "$".join(("scrypt", str(_N), str(_R), str(_P), _text(salt), _text(_scrypt(password, salt, _N, _R, _P))))
+class Admission(Enum):
+    """What a request's headers say."""
+
+    ALLOWED = auto()
+    OTHER_HOST = auto()
+    NO_PASSWORD = auto()
+    WRONG_PASSWORD = auto()
 
 
-def read_passwords(file: Path) -> dict[str, str]:
-    """The password file as {name: hash}. Raises BadArgument if it can't be read or a line is invalid."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise BadArgument("passwords", f"{file} can't be read: {error}") from error
-    return dict(_entries(file, lines))
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleAccess:
-    """Checks requests, and keeps the sessions of users. Thread-safe.
+    """The rule. listen: the console's address. password: None for a console on loopback that needs none."""
 
-    passwords: hashes by name; None: no login, for a console on loopback. pause: called after a wrong password, before
-    the next password can be checked.
-    """
+    listen: Address
+    password: str | None = field(default=None, repr=False)
 
-    def __init__(
-        self,
-        passwords: Mapping[str, str] | None = None,
-        *,
-        is_tls: bool = False,
-        pause: Callable[[], object] = partial(time.sleep, _WRONG_S),  # noqa: B008 - it is called for a wrong password
-    ) -> None:
-        self._passwords, self._pause = passwords, pause
-        self.is_tls, self.cookie = is_tls, "__Host-pushrep" if is_tls else "pushrep"
-        self._secret = secrets.token_bytes(32)
-        self._users: dict[str, tuple[str, float]] = {}
-        self._lock, self._checking = threading.Lock(), threading.Lock()
-        self._stranger = "" if passwords is None else hashed(secrets.token_hex())
+    def check(self, host: str, authorization: str) -> Admission:
+        """host, authorization: the headers' values, empty if the request lacks them."""
+        if not self._is_own(host):
+            return Admission.OTHER_HOST
+        if self.password is None:
+            return Admission.ALLOWED
+        if not authorization:
+            return Admission.NO_PASSWORD
+        is_right = hmac.compare_digest(_password_of(authorization), self.password.encode())
+        return Admission.ALLOWED if is_right else Admission.WRONG_PASSWORD
 
-    @property
-    def wants_login(self) -> bool:
-        """Whether pages need a login."""
-        return self._passwords is not None
-
-    def is_ours(self, request: Request) -> bool:
-        """Whether the request's Host header is allowed. Without logins it must be a loopback name or address, because
-        another site's name may resolve to this address (DNS rebinding). With logins every name is allowed.
-        """
-        return self.wants_login or Address((request.url.hostname or "").strip("[]"), 1).is_loopback
-
-    def session(self, request: Request) -> str:
-        """The session id in the request's cookie; without one, a new id, which is not logged in."""
-        return request.cookies.get(self.cookie) or secrets.token_urlsafe(32)
-
-    def user(self, session: str) -> str | None:
-        """The session's user; None if the session is not logged in or has ended, and without logins."""
-        name, until_s = self._users.get(session, (None, 0.0))
-        return name if time.monotonic() < until_s else None
-
-    def token(self, session: str) -> str:
-        """The token that each form of this session has to contain."""
-        return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
-
-    def check_form(self, request: Request, session: str, token: object) -> None:
-        """Raise HTTPException if the form was not sent by a page of this console in this session."""
-        origin = request.headers.get("origin", "")
-        is_own_site = request.headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
-        is_own_page = origin in {"", f"{request.url.scheme}://{request.url.netloc}"}
-        if not (is_own_site and is_own_page and hmac.compare_digest(str(token).encode(), self.token(session).encode())):
-            raise HTTPException(
-                HTTPStatus.FORBIDDEN,
-                "This form comes from another site, or its session has ended: load the page again.",
-            )
-
-    def login(self, name: str, password: str) -> str | None:
-        """The id of a new session; None for a wrong name or password. Both take equally long.
-
-        One password is checked at a time, so that guessing is slow, and takes no memory and threads from users that are
-        logged in. Raises HTTPException (429) while another password is checked.
-        """
-        if not self._checking.acquire(blocking=False):
-            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another login is being checked: try again in a second.")
+    def _is_own(self, header: str) -> bool:
+        name, colon, port = header.rpartition(":")
+        host = (name if colon and port.isdecimal() else header).strip("[]").lower()
+        if host in {"localhost", self.listen.host.lower()}:
+            return True
         try:
-            kept = (self._passwords or {}).get(name, self._stranger)
-            if not _fits(password, kept) or kept is self._stranger:
-                self._pause()
-                return None
-        finally:
-            self._checking.release()
-        now, session = time.monotonic(), secrets.token_urlsafe(32)
-        with self._lock:
-            self._users = {one: found for one, found in self._users.items() if found[1] > now}
-            self._users[session] = (name, now + SESSION_S)
-        return session
-
-    def logout(self, session: str) -> None:
-        """End the session."""
-        with self._lock:
-            self._users.pop(session, None)
-
-
-def _entries(file: Path, lines: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for number, line in enumerate(lines, 1):
-        name, colon, kept = line.strip().partition(":")
-        if not name and not colon:
-            continue
-        try:
-            _fits("", kept)
+            return ip_address(host).is_loopback or not self.listen.is_loopback
         except ValueError:
-            why = f"{file}, line {number} is not NAME:scrypt$...: make one with pushrep console --new-password NAME"
-            raise BadArgument("passwords", why) from None
-        yield name, kept
+            return False
 
 
-def _fits(password: str, kept: str) -> bool:
-    """Whether the password has this hash. Raises ValueError if `kept` is not a result of `hashed`."""
-    kind, n, r, p, salt, wanted = kept.split("$")
-    if kind != "scrypt":
-        raise ValueError(kind)
-    found = _scrypt(password, base64.b64decode(salt, validate=True), int(n), int(r), int(p))
-    return hmac.compare_digest(found, base64.b64decode(wanted, validate=True))
+def kept_password(file: Path) -> tuple[str, bool]:
+    """The password in a file, and whether it was made now: if there is no file, one is made that only its owner reads.
+
+    Raises BadArgument if the file can't be read or made, or holds something shorter than such a password.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _read(file), False
+    except OSError as error:
+        raise BadArgument("password_file", f"{file} can't be made: {error.strerror or error}") from error
+    password = secrets.token_urlsafe(_PASSWORD_BYTES)
+    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+        opened.write(f"{password}\n")
+    return password, True
 
 
-def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=_MEMORY_BYTES, dklen=32)
+def _read(file: Path) -> str:
+    try:
+        password = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise BadArgument("password_file", f"{file} can't be read: {error}") from error
+    if len(password) < _CHARACTERS_MIN:
+        why = f"{file} holds fewer than {_CHARACTERS_MIN} characters: delete it, and the console makes a password"
+        raise BadArgument("password_file", why)
+    return password
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _password_of(authorization: str) -> bytes:
+    """The password of HTTP Basic (RFC 7617); empty for any other header."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""

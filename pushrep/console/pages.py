@@ -4,6 +4,7 @@ Templates show the values of a status themselves. This module adds severities, r
 state of a node as its leaders report it, and advice for each problem.
 """
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -17,6 +18,9 @@ PARTITIONS_A_PAGE = 200
 _DAY_S = 86_400
 _RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
+_ABOVE = 1.1  # of the highest value: a constant one does not lie on the chart's border
+_MISSING_S = 3 * STEP_S
+_WAITS_MS = 5_000
 _FILLING_S = 600.0  # the least time over which the growth of a disk's used bytes is measured
 _DAYS_SHOWN = 3650
 _BROKEN = {"appends", "acknowledgements", "shipping"}  # what a problem blocks that is more than a warning
@@ -53,7 +57,7 @@ class PlaceRow(NamedTuple):
     reading: Reading
     findings: tuple[Trouble, ...] = ()
     rate: float | None = None
-    rates: Sequence[float | None] = ()
+    rates: Sequence[tuple[float, float | None]] = ()
     disk: str = "-"
 
     @property
@@ -82,27 +86,34 @@ class NodeRow(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The values of the last hour, one for each `STEP_S`, the newest last; None for a missing value."""
+    """Values of the last `past_s` seconds as (seconds ago, value), the newest last; None for a missing value."""
 
     title: str
     unit: str
-    values: Sequence[float | None]
+    points: Sequence[tuple[float, float | None]]
 
     @property
     def now(self) -> float | None:
         """The newest value."""
-        return self.values[-1] if self.values else None
+        return self.points[-1][1] if self.points else None
 
     @property
-    def highest(self) -> float:
-        """The top of the scale."""
-        return max((value for value in self.values if value is not None), default=0)
+    def top(self) -> float:
+        """The top of the scale: 1, 2 or 5 times a power of ten, above the highest value."""
+        highest = max((value for _, value in self.points if value is not None), default=0)
+        if highest <= 0:
+            return 1
+        power = 10.0 ** math.floor(math.log10(highest))
+        return next(step * power for step in (1, 2, 5, 10, 20) if step * power >= highest * _ABOVE)
 
 
 class Fleet(NamedTuple):
-    """All places, the worst first. others: those that are neither outboxes nor nodes. wrong: those with problems."""
+    """All places, the worst first. empty: directories that hold none yet. others: those that are neither outboxes nor
+    nodes. wrong: those with problems.
+    """
 
     summary: str
+    empty: Sequence[str]
     outboxes: list[PlaceRow]
     nodes: list[NodeRow]
     others: list[PlaceRow]
@@ -122,8 +133,8 @@ class Partitions(NamedTuple):
     longest: int
 
 
-def fleet(readings: Iterable[Reading]) -> Fleet:
-    """The page of all places."""
+def fleet(readings: Iterable[Reading], empty: Sequence[str] = ()) -> Fleet:
+    """The page of all places. empty: watched directories that hold none yet."""
     rows = sorted(map(row_of, readings), key=lambda one: (-one.severity, one.name))
     by_kind = {kind: [one for one in rows if one.found["kind"] == kind] for kind in ("outbox", "node")}
     nodes = sorted(
@@ -134,9 +145,9 @@ def fleet(readings: Iterable[Reading]) -> Fleet:
     unwell = len({one.name for one in rows if one.severity >= Severity.WARN})
     unwell += sum(one.severity >= Severity.WARN and one.name is None for one in nodes)
     summary = f"{counts}. {_many(unwell, 'needs', 'need') + ' attention.' if unwell else 'No problems.'}"
-    summary = summary if rows else "No places are watched yet."
+    summary = summary if rows else "No outboxes and no nodes yet."
     others = [one for one in rows if one.found["kind"] not in by_kind]
-    return Fleet(summary, by_kind["outbox"], nodes, others, wrong)
+    return Fleet(summary, empty, by_kind["outbox"], nodes, others, wrong)
 
 
 def row_of(reading: Reading) -> PlaceRow:
@@ -170,7 +181,7 @@ def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterat
         lags = [member["lag"] for _, member in pushed]
         in_sync, partitions = sum(lag["in_sync"] for lag in lags), sum(lag["partitions"] for lag in lags)
         trouble = "; ".join(sorted({member["trouble"] for _, member in pushed if member["trouble"]}))
-        state = "in trouble" if trouble else "behind" if in_sync < partitions else "in sync"
+        state = "in trouble" if trouble else "behind" if any(map(is_behind, lags)) else "in sync"
         severity = Severity.FINE if state == "in sync" else Severity.WARN
         if own is not None and (own.severity > severity or not pushed):
             severity, state = own.severity, own.findings[0].problem if own.findings else own.found["state"]
@@ -213,8 +224,14 @@ def shipped_of(part: Mapping[str, Any], otherwise: Any = None) -> Any:
 def severity_of(member: Mapping[str, Any]) -> Severity:
     """The severity of an outbox's member."""
     lag = member["lag"]
-    is_behind = lag is not None and lag["in_sync"] < lag["partitions"]
-    return Severity.WARN if member.get("trouble") or is_behind else Severity.FINE
+    return Severity.WARN if member.get("trouble") or (lag and is_behind(lag)) else Severity.FINE
+
+
+def is_behind(lag: Mapping[str, Any]) -> bool:
+    """Whether a replica left the in-sync set, or has not acknowledged a record for 5 s: a process that is stopped stays
+    in sync for a while, though nothing is acknowledged any more.
+    """
+    return bool(lag["in_sync"] < lag["partitions"] or lag["age_ms"] >= _WAITS_MS)
 
 
 def rate_of(past: Sequence[Point]) -> float | None:
@@ -225,13 +242,21 @@ def rate_of(past: Sequence[Point]) -> float | None:
     return max(0, past[-1].end - older[-1].end) / (past[-1].at_s - older[-1].at_s)
 
 
-def rates_of(past: Sequence[Point]) -> tuple[float | None, ...]:
-    """Records a second between each two points; None if a reading between them is missing."""
-    return tuple(
-        None if after.at_s - before.at_s > 3 * STEP_S else max(0, after.end - before.end) / (after.at_s - before.at_s)
+def rates_of(past: Sequence[Point]) -> Sequence[tuple[float, float | None]]:
+    """(seconds ago, records a second since the point before); None if a reading between them is missing."""
+    return [
+        (
+            past[-1].at_s - after.at_s,
+            None if took_s > _MISSING_S else max(0, after.end - before.end) / took_s,
+        )
         for before, after in pairwise(past)
-        if after.at_s > before.at_s
-    )
+        if (took_s := after.at_s - before.at_s) > 0
+    ]
+
+
+def past_s(past: Sequence[Point]) -> float:
+    """The time from the oldest point to the newest: the width of all charts of a page."""
+    return past[-1].at_s - past[0].at_s if past else 0.0
 
 
 def series_of(past: Sequence[Point]) -> Iterator[Series]:
@@ -242,7 +267,8 @@ def series_of(past: Sequence[Point]) -> Iterator[Series]:
         ("Lag of the topic", [point.topic_lag for point in past]),
     ):
         if any(lag is not None for lag in lags):
-            yield Series(title, "records", lags)
+            ago = [past[-1].at_s - point.at_s for point in past]
+            yield Series(title, "records", list(zip(ago, lags, strict=True)))
 
 
 def commands_for(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

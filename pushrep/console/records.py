@@ -1,44 +1,31 @@
-"""The records of one log for a page: source partition and source offset of each, its value as text, JSON, Avro or hex.
+"""The records of one log for a page: source partition and source offset of each, its value as text or hex.
 
 Keys, values and headers are in the result only if `AskedRecords.payloads` is set. The sizes, and the 20 bytes of stream
-metadata, always are.
+metadata, always are. At most 4,000 characters of each are shown: they are chosen before anything is decoded.
 """
 
-import io
-import json
-from collections.abc import Callable, Iterable, Mapping
+from codecs import getincrementaldecoder
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
-
-import fastavro
+from typing import NamedTuple
 
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.cli.read import range_of
 from pushrep.cli.record_rows import carrier_of, metadata_of
-from pushrep.errors import BadArgument, PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_at
 from pushrep.records import Record
 
-Schema: TypeAlias = str | list[Any] | dict[Any, Any]
-"""A parsed Avro schema."""
 RECORDS_A_PAGE = 20
-_CHARACTERS = 4_000  # shown of a value, so that a page of large records stays small
-_SCHEMA_ID_BYTES = 5  # of Confluent's wire format: 0, then the schema's id in four bytes
-_CONTAINER = b"Obj\x01"
+FORMS = ("text", "hex")
+_CHARACTERS = 4_000
+_UTF_8_BYTES = 4  # of a character, at most
+_HEX_CHARACTERS = 3  # of a byte, with its blank
 _HEX_LINE = 32
 _HEADERS = 50  # shown of a record
-_PARSED_BYTES = 256 << 10  # a larger value is shown as hex: parsed and formatted, it takes many times its size
-_UNREADABLE = (
-    ValueError, EOFError, LookupError, TypeError, RecursionError, PushrepError, fastavro.schema.SchemaParseException,
-)  # fmt: skip
 
 
 class ShownPayload(NamedTuple):
-    """A record's payload in the chosen form. why: the error, if the value does not have that form and is shown as
-    hex.
-    """
+    """A record's payload in the chosen form. why: set if the value is not UTF-8, and is shown as hex instead."""
 
     key: str
     value: str
@@ -70,7 +57,7 @@ class RecordsPage(NamedTuple):
 
 
 class AskedRecords(NamedTuple):
-    """The query of a page. start: an offset, a time, `earliest` or `latest`. form: a key of FORMS."""
+    """The query of a page. start: an offset, a time, `earliest` or `latest`. form: one of FORMS."""
 
     partition: int = 0
     start: str = "latest"
@@ -78,32 +65,17 @@ class AskedRecords(NamedTuple):
     payloads: bool = False
 
 
-def records_page(directory: Path, topic: str, asked: AskedRecords, schema: Schema | None = None) -> RecordsPage:
-    """Stable records of one log. schema: for values in Avro.
-
-    Raises PushrepError and click.BadParameter.
-    """
+def records_page(directory: Path, topic: str, asked: AskedRecords) -> RecordsPage:
+    """Stable records of one log. Raises PushrepError and click.BadParameter."""
     carrier = carrier_of(directory, topic)
     with SegmentLog.open_reader(log_at(directory, topic, asked.partition)) as reader:
         chosen = range_of(reader, topic, asked.partition, asked.start, RECORDS_A_PAGE)
         first, last = reader.bounds()
         shown = [
-            _shown(record, carrier, _payload(record, carrier, asked.form, schema) if asked.payloads else None)
+            _shown(record, carrier, payload_of(record, carrier, asked.form) if asked.payloads else None)
             for _, record in chosen.records(RECORDS_A_PAGE)
         ]
     return RecordsPage(shown, first, last, shown[-1].offset + 1 if shown else chosen.start)
-
-
-def read_schemas(given: Iterable[str]) -> dict[str, Schema]:
-    """{topic: schema} of each TOPIC=FILE; a file has an Avro schema in JSON. Raises BadArgument."""
-    found = {}
-    for one in given:
-        topic, equals, file = one.partition("=")
-        try:
-            found[topic] = fastavro.parse_schema(json.loads(Path(file).read_text(encoding="utf-8")))
-        except (OSError, ValueError, fastavro.schema.SchemaParseException) as error:
-            raise BadArgument("avro_schema", f"{one}: {error}" if equals else f"{one}: give TOPIC=FILE") from error
-    return found
 
 
 def _shown(record: Record, carrier: str, payload: ShownPayload | None) -> ShownRecord:
@@ -120,66 +92,44 @@ def _shown(record: Record, carrier: str, payload: ShownPayload | None) -> ShownR
     )
 
 
-def _payload(record: Record, carrier: str, form: str, schema: Schema | None) -> ShownPayload:
-    value, why = record.value or b"", None
-    try:
-        text = FORMS[form](value, schema)
-    except _UNREADABLE as error:
-        text, why = _hex(value, None), f"The value is not {form}, it is shown as hex: {error or type(error).__name__}"
+def payload_of(record: Record, carrier: str, form: str) -> ShownPayload:
+    """Key, value and headers, cut to what is shown. carrier: "key" or "header"; form: one of FORMS."""
+    value = record.value or b""
+    text = _text(value) if form == "text" else _hex(value)
     is_metadata = carrier == "key" and metadata_of(record, carrier) is not None
-    headers = [(_cut(name), _any(data)) for name, data in record.headers if name != METADATA_HEADER]
-    if (more := len(headers) - _HEADERS) > 0:
-        headers[_HEADERS:] = [(f"and {more:,} more", "")]
-    return ShownPayload("" if is_metadata else _any(record.key), _cut(text), tuple(headers), why)
+    others = [(name, data) for name, data in record.headers if name != METADATA_HEADER]
+    headers = [(name[:_CHARACTERS], _either(data)) for name, data in others[:_HEADERS]]
+    if (more := len(others) - _HEADERS) > 0:
+        headers.append((f"and {more:,} more", ""))
+    return ShownPayload(
+        key="" if is_metadata else _either(record.key),
+        value=_hex(value) if text is None else text,
+        headers=tuple(headers),
+        why="The value is not UTF-8, it is shown as hex." if text is None else None,
+    )
 
 
-def _any(data: bytes | None) -> str:
+def _either(data: bytes | None) -> str:
     if data is None:
         return "null"
+    return _hex(data) if (text := _text(data)) is None else text
+
+
+def _text(data: bytes) -> str | None:
+    """Its first characters; None if they are not UTF-8."""
+    start = data[: _CHARACTERS * _UTF_8_BYTES]
     try:
-        return _cut(data.decode())
+        text = getincrementaldecoder("utf-8")().decode(start, final=len(start) == len(data))
     except UnicodeDecodeError:
-        return _cut(_hex(data, None))
+        return None
+    return text if len(text) <= _CHARACTERS and len(start) == len(data) else f"{text[:_CHARACTERS]}… {_size(data)}"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}… ({len(text):,} characters)"
+def _hex(data: bytes) -> str:
+    start = data[: _CHARACTERS // _HEX_CHARACTERS]
+    text = "\n".join(start[at : at + _HEX_LINE].hex(" ") for at in range(0, len(start), _HEX_LINE))
+    return text if len(start) == len(data) else f"{text}… {_size(data)}"
 
 
-def _hex(value: bytes, _schema: object) -> str:
-    # A byte gives three characters, so these bytes give more than `_cut` shows.
-    value = value[:_CHARACTERS]
-    return "\n".join(value[at : at + _HEX_LINE].hex(" ") for at in range(0, len(value), _HEX_LINE))
-
-
-def _parsed(value: bytes) -> bytes:
-    if len(value) > _PARSED_BYTES:
-        raise ValueError(f"{len(value):,} bytes are too many to format, at most {_PARSED_BYTES:,}")
-    return value
-
-
-def _json(value: bytes, _schema: object) -> str:
-    return json.dumps(json.loads(_parsed(value)), indent=2, ensure_ascii=False)
-
-
-def _avro(value: bytes, schema: Schema | None) -> str:
-    found: Any
-    if _parsed(value).startswith(_CONTAINER):
-        found = list(fastavro.reader(io.BytesIO(value)))
-    elif schema is None:
-        raise BadArgument(
-            "avro_schema", "the topic's schema is missing: start the console with --avro-schema TOPIC=FILE"
-        )
-    else:
-        body = value[_SCHEMA_ID_BYTES:] if value[:1] == b"\0" and len(value) > _SCHEMA_ID_BYTES else value
-        rest = io.BytesIO(body)
-        found = fastavro.schemaless_reader(rest, schema, None)
-        if rest.read(1):
-            raise ValueError("the value is longer than the schema says: it was written with another schema")
-    return json.dumps(found, indent=2, ensure_ascii=False, default=str)
-
-
-FORMS: Mapping[str, Callable[[bytes, Schema | None], str]] = MappingProxyType(
-    {"text": lambda value, _: value.decode(), "json": _json, "avro": _avro, "hex": _hex}
-)
-"""The forms of a value: name -> function of (value, schema) that returns text, or raises one of _UNREADABLE."""
+def _size(data: bytes) -> str:
+    return f"(of {len(data):,} bytes)"

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from pushrep.cli.status import look_at
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, slot_directories
+from pushrep.log.errors import NotALog
+from pushrep.log.inspection import logs_at
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
 
 _LOG = logging.getLogger("pushrep.console")
@@ -86,6 +88,8 @@ class PlaceWatch:
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="pushrep-console")
         self._thread = threading.Thread(target=self._run, name="pushrep-console-watch", daemon=True)
         self.on_news: Callable[[], object] = lambda: None
+        self.empty: Sequence[str] = ()
+        """The given directories that hold nothing of pushrep yet."""
 
     def start(self) -> None:
         """Start the threads. Returns after the first reading of each place, or after `every_s` + 3 seconds."""
@@ -137,7 +141,9 @@ class PlaceWatch:
                     self._ask(name, one)
 
     def _find(self) -> None:
-        found = dict(_named(place for given in self._given for place in places_below(given)))
+        below = {given: places_below(given) for given in self._given}
+        self.empty = [given for given, places in below.items() if not places]
+        found = dict(_named(place for places in below.values() for place in places))
         self._watched = {name: self._watched.get(name) or _Watched(place) for name, place in found.items()}
 
     def _ask(self, name: str, one: _Watched) -> "Future[None]":
@@ -163,10 +169,23 @@ class PlaceWatch:
 
 
 def places_below(given: str) -> list[str]:
-    """The outboxes and nodes in or below a directory; `given` itself if there are none, so that its problem is
-    shown.
+    """The outboxes and nodes in or below a directory; nothing if it holds none and no logs. What is no directory is a
+    place itself: an address, or a wrong path, whose problem is then shown.
     """
-    return list(_found_in(Path(given), _DEPTH)) or [given]
+    path = Path(given)
+    return list(_found_in(path, _DEPTH)) or ([] if _holds_nothing(path) else [given])
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether it is a directory, and holds no logs."""
+    try:
+        next(path.iterdir(), None)
+        logs_at(path)
+    except NotALog:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _found_in(path: Path, depth: int) -> Iterator[str]:

@@ -1,47 +1,48 @@
-"""The HTTP application: a route for each page, security headers, and a server in its own thread.
+"""The HTTP application: a route for each page, the check and the headers around each, and a server in its own thread.
 
-Pages are complete without JavaScript. With it, `/live` sends an event after each change, and the script fetches the
-page again.
+    request ─▶ Guard: own Host? password? ─▶ route ─▶ status, records or marks are read ─▶ template
+
+Pages change nothing, and are complete without JavaScript. With it, `/live` sends an event after each change, and the
+script fetches the page again.
 """
 
 import asyncio
-import json
-import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qsl, quote
 
 import click
 import jinja2
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pushrep.cli.record_rows import time_text
+from pushrep.cli.startpoint import line_of, states_of
+from pushrep.cli.startpoint_options import place_text
 from pushrep.console import drawing, pages
-from pushrep.console.access import ConsoleAccess
+from pushrep.console.access import Admission, ConsoleAccess
 from pushrep.console.pages import Severity
-from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, Schema, records_page
-from pushrep.console.startpoints import AskedStartpoint, dry_run, history_of, lines_of, write
-from pushrep.console.watch import STEP_S, PlaceWatch, Reading
+from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, records_page
+from pushrep.console.watch import PAST_S, PlaceWatch, Reading
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, StartpointStore
+from pushrep.startpoints.model import Written
 from pushrep.status.table import count, size
 
 _HERE = Path(__file__).parent
@@ -50,8 +51,7 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    # With no-referrer a browser would send our own forms with Origin: null.
-    "Referrer-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -59,10 +59,11 @@ _PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages are confidential
 _KEEP_ALIVE_S = 15.0
 _STOP_S = 10.0
-_FORM_BYTES_MAX = 64 << 10
+_WRONG_S = 1.0
+_WRONG_MAX = 16
+_STARTPOINTS_SHOWN = 200
+_MINUTES_FROM_S = 100  # a shorter time is said in seconds
 MARKS_GROUP = "pushrep.marks_looks"
-_OPEN = ("/login", "/static/")
-_LOG = logging.getLogger("pushrep.console.audit")
 
 
 class CantListenThere(PushrepError):
@@ -73,27 +74,55 @@ class CantListenThere(PushrepError):
         self.address, self.why = address, why
 
 
+class Guard:
+    """Around the whole application: what `ConsoleAccess` refuses reaches no route; each answer has the headers.
+
+    A wrong password is answered after a second, and at once if 16 of them wait already. A right one never waits.
+    """
+
+    def __init__(self, within: ASGIApp, access: ConsoleAccess) -> None:
+        self._within, self._access, self._waiting = within, access, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        access = self._access.check(headers.get("host", ""), headers.get("authorization", ""))
+        answer = self._within if access is Admission.ALLOWED else await self._refusal(access)
+        await answer(scope, receive, with_headers)
+
+    async def _refusal(self, access: Admission) -> Response:
+        if access is Admission.OTHER_HOST:
+            return PlainTextResponse("This console has another name: use its address, or localhost.", 421)
+        if access is Admission.WRONG_PASSWORD:
+            if self._waiting >= _WRONG_MAX:
+                return PlainTextResponse("Too many wrong passwords at once.", 429)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(_WRONG_S)
+            finally:
+                self._waiting -= 1
+        asks = {"WWW-Authenticate": 'Basic realm="pushrep console", charset="UTF-8"'}
+        return PlainTextResponse("This console wants its password; any name goes with it.", 401, asks)
+
+
 class Pages:
     """The handlers of all routes."""
 
-    def __init__(self, watch: PlaceWatch, news: "News", access: ConsoleAccess, settings: "ConsoleSettings") -> None:
-        self._watch, self._news, self._access, self._settings = watch, news, access, settings
+    def __init__(self, watch: PlaceWatch, news: "News", settings: "ConsoleSettings") -> None:
+        self._watch, self._news, self._settings = watch, news, settings
         self._templates = environment()
 
     def routes(self) -> list[Route | Mount]:
-        """The application's routes. Those that change something exist only with `operate`."""
-        changing = [
-            Route("/outbox/{name}/startpoints", self.set_startpoint, methods=["POST"]),
-            Route("/outbox/{name}/startpoints/{number:int}/cancel", self.cancel_startpoint, methods=["POST"]),
-        ]
+        """The application's routes: each is read with GET."""
         return [
-            *([Route("/login", self.login, methods=["GET", "POST"])] if self._access.wants_login else []),
-            *([Route("/logout", self.logout, methods=["POST"])] if self._access.wants_login else []),
             Route("/", self.fleet),
             Route("/outbox/{name}", self.outbox),
             Route("/outbox/{name}/records", self.records),
-            Route("/outbox/{name}/startpoints", self.startpoints, methods=["GET"]),
-            *(changing if self._settings.operate else []),
+            Route("/outbox/{name}/startpoints", self.startpoints),
             Route("/node/{name}", self.node),
             Route("/filter", self.filters),
             Route("/live", self.live),
@@ -102,7 +131,7 @@ class Pages:
 
     def fleet(self, request: Request) -> Response:
         """All watched places, the worst first."""
-        page = pages.fleet(self._watch.readings())
+        page = pages.fleet(self._watch.readings(), self._watch.empty)
         return self._shown(request, "fleet.html", page=page, at_ms=SYSTEM_CLOCK.wall_ms(), title="Fleet")
 
     def outbox(self, request: Request) -> Response:
@@ -129,101 +158,51 @@ class Pages:
             form=query.get("as", "text") if query.get("as") in FORMS else "text",
             payloads=query.get("payloads") == "shown",
         )
-        topic, page, why = row.found["topic"], None, None
+        page, why = None, None
         try:
-            page = records_page(Path(row.found["place"]), topic, asked, self._settings.schemas.get(topic))
+            page = records_page(Path(row.found["place"]), row.found["topic"], asked)
         except (PushrepError, click.ClickException, OSError, ValueError) as error:
             why = error.message if isinstance(error, click.ClickException) else str(error)
         title = f"Records of {row.name}"
         return self._shown(request, "records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, title=title)
+
+    def startpoints(self, request: Request) -> Response:
+        """The startpoints of an outbox's topic and their history, the newest first, 200 of each at most."""
+        row = self._outbox(request)
+        topic = row.found["topic"]
+        lines, history, why = [], [], None
+        with self._store(row) as store:
+            try:
+                log, facts = store.event_log(), store.history()
+                ours = [one for one in log.all_written() if one.target.topic == topic]
+                lines = [(one, place_text(one.startpoint), states_of(log, one.sequence)) for one in reversed(ours)]
+                written = {fact.sequence for fact in facts if isinstance(fact, Written) and fact.target.topic == topic}
+                history = [line_of(fact) for fact in reversed(facts) if fact.sequence in written]
+            except PushrepError as error:
+                why = str(error)
+            return self._shown(
+                request, "startpoints.html", row=row, lines=lines[:_STARTPOINTS_SHOWN],
+                history=history[:_STARTPOINTS_SHOWN], why=why, store=store.place, title=f"Startpoints of {row.name}",
+            )  # fmt: skip
 
     def filters(self, request: Request) -> Response:
         """The present marks of each query of `--marks`."""
         looks = [look_at_marks(place) for place in self._settings.marks]
         return self._shown(request, "filter.html", looks=looks, at_ms=SYSTEM_CLOCK.wall_ms(), title="Filters")
 
-    def startpoints(self, request: Request) -> Response:
-        """The startpoints of an outbox's topic, and a dry run of the one in the query (fields of AskedStartpoint)."""
-        return self._startpoints(request, AskedStartpoint.of(request.query_params))
-
-    async def set_startpoint(self, request: Request) -> Response:
-        """Write the form's startpoint, and show the list."""
-        asked = AskedStartpoint.of(await self._posted(request))
-        return await run_in_threadpool(self._set_startpoint, request, asked)
-
-    async def cancel_startpoint(self, request: Request) -> Response:
-        """Cancel a startpoint, and show the list."""
-        reason = (await self._posted(request)).get("reason", "")
-        return await run_in_threadpool(self._cancel_startpoint, request, reason)
-
-    async def login(self, request: Request) -> Response:
-        """Show the login form, or begin a session with the posted name and password."""
-        if request.method == "GET":
-            return self._shown(request, "login.html", title="Log in", why=None)
-        form = await self._posted(request)
-        name = form.get("name", "")
-        session = await run_in_threadpool(self._access.login, name, form.get("password", ""))
-        self._audit(request, name, "logged in" if session is not None else "was refused: wrong name or password")
-        if session is None:
-            return self._shown(request, "login.html", 401, title="Log in", why="Wrong name or password.")
-        request.state.session = session
-        return RedirectResponse("/", 303)
-
-    async def logout(self, request: Request) -> Response:
-        """End the session."""
-        await self._posted(request)
-        self._access.logout(request.state.session)
-        return RedirectResponse("/login", 303)
-
     def live(self, request: Request) -> Response:
         """Server-sent events: `news` after a change, and a comment every 15 s to keep the connection alive."""
         return StreamingResponse(self._news.stream(request.is_disconnected), media_type="text/event-stream")
 
     def error(self, request: Request, error: Exception) -> Response:
-        """The page of an HTTPException: an unknown path, or a refused request."""
+        """The page of an HTTPException: an unknown path, or a place that is not there."""
         assert isinstance(error, HTTPException)
-        title = HTTPStatus(error.status_code).phrase
-        return self._shown(request, "error.html", error.status_code, title=title, why=error.detail)
-
-    def _startpoints(self, request: Request, asked: AskedStartpoint, why: str | None = None) -> Response:
-        row = self._outbox(request)
-        directory, topic = Path(row.found["place"]), row.found["topic"]
-        run, lines, history = None, [], []
-        with self._store(row) as store:
-            try:
-                lines, history = lines_of(store, topic), history_of(store, topic)
-                run = dry_run(directory, store, topic, asked) if asked.place and why is None else None
-            except (PushrepError, ValueError) as error:
-                why = str(error)
-            return self._shown(
-                request, "startpoints.html", 200 if why is None else 422, row=row, asked=asked, run=run, lines=lines,
-                history=history, why=why, store=store.place, title=f"Startpoints of {row.name}",
-            )  # fmt: skip
-
-    def _set_startpoint(self, request: Request, asked: AskedStartpoint) -> Response:
-        row = self._outbox(request)
-        topic = row.found["topic"]
-        try:
-            with self._store(row) as store:
-                number = write(Path(row.found["place"]), store, topic, asked, self._user(request))
-        except (PushrepError, ValueError) as error:
-            return self._startpoints(request, asked, str(error))
-        did = f"set startpoint {number} of {row.name}, {asked.target(topic)}: {asked.place}"
-        self._audit(request, self._user(request), did, asked.reason)
-        return RedirectResponse(f"/outbox/{quote(row.name, safe='')}/startpoints", 303)
-
-    def _cancel_startpoint(self, request: Request, reason: str) -> Response:
-        row, number = self._outbox(request), request.path_params["number"]
-        try:
-            with self._store(row) as store:
-                store.cancel(number, reason, author=self._user(request))
-        except (PushrepError, ValueError) as error:
-            return self._startpoints(request, AskedStartpoint(), str(error))
-        self._audit(request, self._user(request), f"cancelled startpoint {number} of {row.name}", reason)
-        return RedirectResponse(f"/outbox/{quote(row.name, safe='')}/startpoints", 303)
-
-    def _user(self, request: Request) -> str | None:
-        return self._access.user(request.state.session)
+        title, why = "Nothing here", error.detail
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            title, why = "Read-only", "This console only shows; commands change."
+        elif why == HTTPStatus.NOT_FOUND.phrase:  # no route, and no file of /static
+            why = f"There is no page at {request.scope['path']}."
+        return self._shown(request, "error.html", error.status_code, title=title, why=why)
 
     @contextmanager
     def _store(self, row: pages.PlaceRow) -> Iterator[StartpointStore]:
@@ -233,38 +212,15 @@ class Pages:
             with StartpointStore.open(Path(row.found["place"]) / STORE_NAME) as store:
                 yield store
 
-    async def _posted(self, request: Request) -> dict[str, str]:
-        """The fields of a posted form, after its checks. Raises HTTPException."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _FORM_BYTES_MAX:
-                raise HTTPException(413, "This form is too large.")
-        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
-        self._access.check_form(request, request.state.session, fields.get("token"))
-        return fields
-
-    def _audit(self, request: Request, user: str | None, what: str, reason: str = "") -> None:
-        client = request.client.host if request.client else "?"
-        line = {"at_ms": SYSTEM_CLOCK.wall_ms(), "user": user, "client": client, "did": what, "reason": reason}
-        self._settings.audit(json.dumps(line))
-
     def _outbox(self, request: Request) -> pages.PlaceRow:
         """The row of the outbox in the path, from its newest reading. Raises HTTPException."""
         row = _row(self._watch.newest(request.path_params["name"]), "outbox")
         if row.found["kind"] != "outbox":
-            raise HTTPException(404, str(row.found["why"]))
+            raise HTTPException(404, f"It can't be read: {row.found['why']}.")
         return row
 
     def _shown(self, request: Request, template: str, status_code: int = 200, /, **values: Any) -> Response:
-        session = request.state.session
-        of_all = {
-            "here": request.url.path,
-            "operate": self._settings.operate,
-            "token": self._access.token(session),
-            "user": self._access.user(session),
-        }
-        text = self._templates.get_template(template).render(values | of_all)
+        text = self._templates.get_template(template).render(values, here=request.scope["path"])
         return HTMLResponse(text, status_code, {"Cache-Control": _NO_STORE})
 
 
@@ -300,7 +256,7 @@ class News:
 
 
 def look_at_marks(place: str) -> Mapping[str, Any]:
-    """The marks of a query. The result has `why` if they can't be read.
+    """The marks of a query, by what its job has as `--marks`. The result has `why` if they can't be read.
 
     spark_jobs reads them; this package may not import it, and finds it by its entry point.
     """
@@ -314,19 +270,15 @@ def look_at_marks(place: str) -> Mapping[str, Any]:
 class ConsoleSettings:
     """The settings of a console.
 
-    every_s: the least time between two events of a page, in seconds. schemas: Avro schemas by topic. startpoints: the
-    store of all outboxes; None: each outbox has its own. marks: of queries, see look_at_marks. operate: whether users
-    may set and cancel startpoints. audit: called with one JSON line for each change and login. passwords: hashes by
-    name, see access.py; None: no login. certificate: the files of a certificate and its key, for HTTPS.
+    access: its address, and who may read it. every_s: the least time between two events of a page, in seconds.
+    startpoints: the store of all outboxes; None: each outbox has its own. marks: places of queries, see
+    look_at_marks. certificate: the files of a certificate and its key, for HTTPS.
     """
 
+    access: ConsoleAccess
     every_s: float = 2.0
-    schemas: Mapping[str, Schema] = field(default_factory=dict)
     startpoints: StartpointStore | None = None
     marks: Sequence[str] = ()
-    operate: bool = False
-    audit: Callable[[str], object] = _LOG.info
-    passwords: Mapping[str, str] | None = None
     certificate: tuple[Path, Path] | None = None
 
 
@@ -335,16 +287,19 @@ class ConsoleServer:
     BadArgument.
     """
 
-    def __init__(self, address: Address, watch: PlaceWatch, settings: ConsoleSettings | None = None) -> None:
-        settings = settings or ConsoleSettings()
+    def __init__(self, watch: PlaceWatch, settings: ConsoleSettings) -> None:
         self._watch, self._news = watch, News(settings.every_s)
         cert, key = settings.certificate or (None, None)
         config = uvicorn.Config(
             application(watch, self._news, settings),
+            loop="asyncio",
+            http="h11",
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
+            proxy_headers=False,  # nobody's X-Forwarded-For is believed
             timeout_graceful_shutdown=1,
             ssl_certfile=cert,
             ssl_keyfile=key,
@@ -353,7 +308,7 @@ class ConsoleServer:
             config.load()
         except (OSError, ValueError) as error:
             raise BadArgument("certificate", f"{settings.certificate} can't be used: {error}") from error
-        self._socket = _listen(address)
+        self._socket = _listen(settings.access.listen)
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
         """The address that the server listens on."""
@@ -382,29 +337,11 @@ class ConsoleServer:
         self.stop()
 
 
-def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Starlette:
-    """The ASGI application, with access checks and headers around each route."""
-    access = ConsoleAccess(settings.passwords, is_tls=settings.certificate is not None)
-    shown = Pages(watch, news, access, settings)
+def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> ASGIApp:
+    """The ASGI application, inside of its guard."""
+    shown = Pages(watch, news, settings)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
-
-    async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        request.state.session = session = access.session(request)
-        if not access.is_ours(request):
-            answer: Response = PlainTextResponse("This console has another name: use localhost or 127.0.0.1.", 421)
-        elif access.wants_login and access.user(session) is None and not request.url.path.startswith(_OPEN):
-            answer = RedirectResponse("/login", 303)
-        else:
-            answer = await go_on(request)
-        if request.state.session != request.cookies.get(access.cookie):
-            answer.set_cookie(
-                access.cookie, request.state.session, httponly=True, samesite="strict", secure=access.is_tls
-            )
-        answer.headers.update(_HEADERS)
-        return answer
-
-    found.add_middleware(BaseHTTPMiddleware, dispatch=guarded)
-    return found
+    return Guard(found, settings.access)
 
 
 def _row(reading: Reading | None, kind: str) -> pages.PlaceRow:
@@ -439,12 +376,11 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"count": _count, "size": size, "rate": _rate, "clock": _clock, "time": time_text}
+    found.filters |= {"count": _count, "size": size, "rate": _rate, "span": _span, "clock": _clock, "time": time_text}
     words: Mapping[str, Any] = {
         "calc": pages,
         "drawing": drawing,
         "pages": _PAGES,
-        "step_s": STEP_S,
         "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},
     }
@@ -461,6 +397,13 @@ def _rate(per_second: float | None) -> str:
     if per_second is None:
         return "-"
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}"
+
+
+def _span(seconds: float) -> str:
+    """As after "the last": `48 seconds`, `12 minutes`, `hour`."""
+    if seconds < _MINUTES_FROM_S:
+        return f"{max(1, round(seconds))} seconds"
+    return "hour" if seconds >= PAST_S - _MINUTES_FROM_S else f"{round(seconds / 60)} minutes"
 
 
 def _clock(ms: int) -> str:

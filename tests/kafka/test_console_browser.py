@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -24,15 +24,18 @@ from pushrep import Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW
-from pushrep.startpoints import STORE_NAME, StartpointStore
+from pushrep.startpoints import STORE_NAME, Startpoint, StartpointStore
 from pushrep.status.table import size
 from tests.fleet import CONSUMER, Fleet
+from tests.integration.certificates import make_certificates
 from tests.integration.conftest import World
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, wait_until
 
 pytest.importorskip("starlette")
 pytest.importorskip("pyspark")
-from tests.integration.test_console import FORM, PAGE, serve
+from pushrep.console.access import ConsoleAccess
+from pushrep.console.web import look_at_marks
+from tests.integration.test_console import LOOPBACK, serve
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is not installed")
 
@@ -62,7 +65,7 @@ def tab(chromium):
     contexts, wrong = [], []
 
     def look(request):
-        if not request.url.startswith("http://127.0.0.1:"):
+        if urlsplit(request.url).hostname != "127.0.0.1":
             wrong.append(f"asked {request.url}")
 
     def is_wrong(told):
@@ -100,29 +103,29 @@ def fleet(broker, tmp_path, monkeypatch):
 PATHS = {
     "fleet": "/",
     "outbox": "/outbox/orders",
-    "records": "/outbox/orders/records?from=18&as=json&payloads=shown",
+    "records": "/outbox/orders/records?from=18&payloads=shown",
     "node": "/node/node-1",
     "filters": "/filter",
-    "startpoints": f"/outbox/payments/startpoints?{urlencode(FORM | {'consumer': CONSUMER})}",
+    "startpoints": "/outbox/payments/startpoints",
 }
 
 
 @pytest.mark.java
 @pytest.mark.spark
 def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
-    """Values of every page, who can use it, a startpoint set by hand that the query applies, a failover meanwhile."""
+    """Values of every page, who can use it, a startpoint that the query applies, a failover meanwhile."""
     with (
         ReplayClient(str(fleet.world.nodes[1].address)) as client,
         client.replay(ReplayRequest(recording="orders-0", length=FOLLOW)) as replay,
     ):
         records = iter(replay)
         assert [next(records).offset for _ in range(20)] == list(range(20))
-        with serve(fleet.world.root, every_s=LOOKED_AT_EVERY_S, operate=True, marks=[fleet.marks]) as server:
+        with serve(fleet.world.root, every_s=LOOKED_AT_EVERY_S, marks=[str(fleet.marks)]) as server:
             page = tab(server.url, viewport={"width": 1200, "height": 760})
             every_page_shows_the_values_of_status(server, page, fleet, capfd)
             with busy(fleet.orders) if PICTURES else nullcontext():
                 everybody_can_use_it(server, tab)
-            a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet)
+            a_startpoint_is_shown_and_that_the_query_applied_it(server, page, fleet)
             without_javascript = tab(f"{server.url}/outbox/orders", java_script_enabled=False)
             assert without_javascript.locator("#member-table tbody tr").count() == 3
             assert without_javascript.get_by_role("button", name="Copy").count() == 0
@@ -143,12 +146,12 @@ def every_page_shows_the_values_of_status(server, page, fleet, capfd):
             return {name: steady(one) for name, one in found.items() if name not in MOVING}
         return [steady(one) for one in found] if isinstance(found, list) else found
 
-    def told_by_the_query():
-        return [fleet.batches()]
+    def told_by_the_marks():
+        return look_at_marks(str(fleet.marks))["batches"]
 
     for name, look, check in (
         ("fleet", status, fleet_page), ("outbox", status, outbox_page), ("node", status, node_page),
-        ("filters", told_by_the_query, filter_page),
+        ("filters", told_by_the_marks, filter_page),
     ):  # fmt: skip
         for _ in range(LOOKS):  # until nothing moved while the page was made
             before = look()
@@ -163,8 +166,7 @@ def every_page_shows_the_values_of_status(server, page, fleet, capfd):
     page.goto(server.url + PATHS["records"])
     log = fleet.orders.log(0)
     assert [(row[0], row[3:]) for row in table(page, "#record-table")] == [
-        (str(one.offset), [size(len(one.key)), size(len(one.value)), json.dumps(json.loads(one.value), indent=2)])
-        for one in log.records(18)
+        (str(one.offset), [size(len(one.key)), size(len(one.value)), one.value.decode()]) for one in log.records(18)
     ]
 
 
@@ -262,11 +264,10 @@ def node_page(page, places):
     return shown, [{name: str(value) for name, value in named.items()}, sessions, logs]
 
 
-def filter_page(page, looks):
-    [batches] = looks
-    numbers = ("batch", "rows", "rows", "kept", "dropped", "jumped", "unkeyed")
-    told = [[*(str(one[name]) for name in numbers), f"{one['seconds']:.1f}"] for one in batches]
-    return sorted(table(page, ".batch-table")), sorted(told)
+def filter_page(page, batches):
+    numbers = ("batch", "read", "rows", "kept", "dropped", "jumped", "unkeyed")
+    told = [[str(one.get(name, "unknown")) for name in numbers] for one in batches]
+    return sorted(row[:7] for row in table(page, ".batch-table")), sorted(told)
 
 
 def everybody_can_use_it(server, tab):
@@ -278,7 +279,7 @@ def everybody_can_use_it(server, tab):
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
             if PICTURES:
                 keep_pictures(page, f"{name}-{scheme}", width)
-            if rules and name not in {"fleet", "startpoints"}:
+            if rules and name not in {"fleet", "outbox"}:
                 continue
             page.evaluate(AXE_SCRIPT)
             found = page.evaluate(
@@ -326,25 +327,11 @@ def keep_picture(page, name):
     (PICTURES / f"{name}.webp").write_bytes(b64decode(taken["data"]))
 
 
-def a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet):
+def a_startpoint_is_shown_and_that_the_query_applied_it(server, page, fleet):
     again = sum(one["dropped"] for one in fleet.batches())
-    page.goto(f"{server.url}/outbox/payments/startpoints")
-    page.get_by_label("Consumer").fill(CONSUMER)
-    page.get_by_label("Partition").fill("0")
-    page.get_by_label("Start at").fill("5")
-
-    def is_told():  # by the store's checkpoint, which follows Spark's about once a minute
-        page.get_by_role("button", name="Dry run").click()
-        at = {one.reader.partition: one.offset for one in store.checkpoints()}.get(0)
-        count = 0 if at is None else max(0, at - 5)
-        wanted = f"would read {count} offsets again; a replay filter would drop {count} of them"
-        said = page.locator(".dry-run").inner_text()
-        return wanted in said and ("no checkpoint" in said) == (at is None)
-
     with StartpointStore.open(fleet.world.root / "payments" / STORE_NAME) as store:
-        wait_until(is_told, "a dry run counts from the checkpoint", 0.2)
-    page.get_by_label("Reason, stored in the history").fill("wrote nonsense")
-    page.get_by_role("button", name="Set this startpoint").click()
+        store.write(CONSUMER, "payments", 0, Startpoint.specific(5), "wrote nonsense")
+    page.goto(f"{server.url}/outbox/payments/startpoints")
     row = page.locator("#startpoint-table tbody tr")
     sync_api.expect(row).to_contain_text("wrote nonsense")
     wait_until(lambda: page.reload() and "applied" in row.inner_text(), "the query applies it", 0.2)
@@ -386,29 +373,84 @@ def orders(tmp_path):
     return outbox.directory
 
 
-def test_without_operate_there_is_nothing_to_press(orders, tab):
+def test_with_its_password_a_page_updates_itself(orders, tab, tmp_path):
+    make_certificates(tmp_path)
+    access = ConsoleAccess(listen=LOOPBACK, password=(password := "p" * 22))
+    with serve(orders, access=access, certificate=(tmp_path / "node.pem", tmp_path / "node.key")) as server:
+        given = {"username": "any", "password": password}
+        page = tab(f"{server.url}/outbox/outbox", http_credentials=given, ignore_https_errors=True)
+        named = tab(server.url.replace("//", f"//any:{password}@") + "/outbox/outbox", ignore_https_errors=True)
+        for one in (page, named):
+            one.evaluate("window.isThisPage = true")
+        with Outbox.open(orders, "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)):
+            for one in (page, named):
+                sync_api.expect(one.locator(".state")).to_contain_text("alone")
+                assert one.evaluate("window.isThisPage"), "it was never loaded anew"
+
+
+def test_what_has_the_focus_is_selected_or_scrolled_stays_while_a_page_updates(orders, tab):
+    with (
+        serve(orders) as server,
+        Outbox.open(orders, "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)) as outbox,
+    ):
+        page = tab(f"{server.url}/outbox/outbox", viewport={"width": 390, "height": 500})
+        end = page.locator("#partition-table tbody td").nth(4)
+        sync_api.expect(end).to_have_text("40")
+        state = """() => [document.activeElement.getAttribute("aria-labelledby"), getSelection().toString(), scrollY,
+            document.activeElement.scrollLeft, document.querySelectorAll("#live *").length]"""
+        page.evaluate("""() => {
+            const table = document.querySelector("#partition-table").parentElement;
+            table.focus();
+            table.scrollLeft = 70;
+            scrollTo(0, 300);
+            getSelection().selectAllChildren(document.querySelector("#past"));
+        }""")
+        before = page.evaluate(state)
+        assert before[0] == "partitions"
+        assert before[2:4] == [300, 70]
+        outbox.append_many(0, [b"x"] * 7).result(WAIT_S)
+        sync_api.expect(end).to_have_text("47")
+        after = page.evaluate(state)
+        assert (after[0], *after[2:4]) == (before[0], *before[2:4])
+        assert after[1].startswith("The last"), "its text changes, it stays selected"
+
+
+UPDATES = """async (rounds) => {
+  let seed = 7;
+  const random = (below) => (seed = (seed * 48271) % 2147483647) % below;
+  const tree = (depth, ids) => {
+    const one = document.createElement(["p", "b", "tr", "details"][random(4)]);
+    if (random(2) && ids.length) one.id = ids.splice(random(ids.length), 1)[0];
+    if (random(2)) one.setAttribute("class", "c" + random(3));
+    for (let n = random(5); n > 0 && depth; n--) one.append(random(3) ? tree(depth - 1, ids) : "t" + random(3));
+    return one;
+  };
+  for (let round = 0; round < rounds; round++) {
+    const [old, fresh] = [0, 1].map(() => {
+      const whole = document.createElement("main");
+      whole.append(tree(3, [..."abcdef"]), tree(3, [..."ghijk"]));
+      return whole;
+    });
+    const wanted = fresh.cloneNode(true);
+    update(old, fresh);
+    if (!old.isEqualNode(wanted)) return `${old.innerHTML} is not ${wanted.innerHTML}`;
+  }
+  const list = document.createElement("ul");
+  list.innerHTML = "<li id=x><details><summary>x</summary>1</details></li><li id=y>y</li>";
+  const [x, y] = list.children;
+  x.firstChild.open = true;
+  const next = document.createElement("ul");
+  next.innerHTML = "<li id=z>z</li><li id=y>y</li><li id=x><details><summary>x</summary>2</details></li>";
+  update(list, next);
+  const found = [...list.children].map((one) => one.id).join("");
+  return [found, list.children[1] === y, list.children[2] === x, x.firstChild.open, x.textContent].join();
+}"""
+
+
+def test_an_updated_element_is_like_the_new_one_and_keeps_what_goes_on(orders, tab):
+    """Random trees; then a list whose items changed places, one of them opened by its reader."""
     with serve(orders) as server:
-        page = tab(f"{server.url}{PAGE}?{urlencode(FORM)}")
-        sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 20 offsets again")
-        assert page.locator("form[method=post]").count() == 0
-
-
-def test_a_form_that_another_site_posts_is_refused(orders, chromium):
-    with serve(orders, operate=True) as server:
-        context = chromium.new_context()
-        page = context.new_page()
-        page.goto(f"{server.url}{PAGE}?{urlencode(FORM)}")
-        token = page.locator("input[name=token]").first.get_attribute("value")
-        fields = FORM | {"reason": "forged", "token": token}
-        inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
-        forged = f'<form method="post" action="{server.url}{PAGE}">{inputs}<button>Go</button></form>'
-        page.route("http://elsewhere.example/", lambda route: route.fulfill(body=forged, content_type="text/html"))
-        page.goto("http://elsewhere.example/")
-        with page.expect_navigation() as answered:
-            page.get_by_role("button", name="Go").click()
-        assert answered.value.status == 403
-        context.close()
-    assert not StartpointStore.open(orders / STORE_NAME).history()
+        assert tab(server.url).evaluate(UPDATES, 2_000) == "zyx,true,true,true,x2"
 
 
 def test_live_updates_leave_nothing_behind_in_the_browser(orders, tab, torture):

@@ -13,14 +13,13 @@ pytest.importorskip("starlette")
 from filtering import StreamMetadata
 from pushrep.console import pages
 from pushrep.console.records import AskedRecords, RecordsPage, ShownPayload, ShownRecord
-from pushrep.console.startpoints import AskedStartpoint, DryRun, StartpointLine
 from pushrep.console.watch import Reading
 from pushrep.console.web import environment
 from pushrep.status import PROBLEMS
 
 ENVIRONMENT = environment()
 LAG = {"in_sync": 1, "partitions": 2, "records": 3, "size_bytes": 4, "age_ms": 5}
-OF_ALL = {"here": "/", "operate": True, "token": "00", "title": "t"}
+OF_ALL = {"here": "/", "title": "t"}
 
 
 class Elements(HTMLParser):
@@ -101,10 +100,6 @@ def every_page(word):
     """Each page by its template, with `word` in place of all text from outside."""
     outbox, node = outbox_of(word), node_of(word)
     written = SimpleNamespace(sequence=1, target=word, created_ms=0, author=word, reason=word)
-    row = SimpleNamespace(
-        consumer=word, task=word, partition=0, log_start=0, log_end=1, checkpoint=0, offset=0, read_again=0,
-        passed_by=0, why=word,
-    )  # fmt: skip
     payload = ShownPayload(word, word, ((word, word),), word)
     record = ShownRecord(0, 0, 1, 1, StreamMetadata(1, 2, 3), (word, word, word), payload)
     pair = {
@@ -113,7 +108,7 @@ def every_page(word):
     }  # fmt: skip
     look = {"place": word, "query": word, "batches": [{"batch": 1, "read": 1}], "marks": [pair]}
     given = {
-        "fleet": {"page": pages.fleet([outbox.reading, node.reading]), "at_ms": 0},
+        "fleet": {"page": pages.fleet([outbox.reading, node.reading], [word]), "at_ms": 0},
         "outbox": {"row": outbox, "parts": pages.partitions_shown(outbox.found, 0, only_behind=False)},
         "node": {"row": node, "first": 0},
         "records": {
@@ -121,15 +116,13 @@ def every_page(word):
             "page": RecordsPage([record], 0, 9, 1),
         },
         "startpoints": {
-            "row": outbox, "asked": AskedStartpoint(*[word] * 7), "run": DryRun([row], word), "why": word,
-            "store": word, "lines": [StartpointLine(written, word, word, is_open=True)], "history": [word],
+            "row": outbox, "why": word, "store": word, "lines": [(written, word, word)], "history": [word],
         },
         "filter": {"looks": [look, {"place": word, "why": word}], "at_ms": 0},
         "error": {"why": word},
-        "login": {"why": word},
     }  # fmt: skip
     for template, values in given.items():
-        yield template, ENVIRONMENT.get_template(f"{template}.html").render(OF_ALL | {"user": word} | values)
+        yield template, ENVIRONMENT.get_template(f"{template}.html").render(OF_ALL | values)
 
 
 PLAIN = "A-plain-word"

@@ -1,12 +1,8 @@
-// Fetches the page again after each `news` event, and adds Copy buttons to commands.
-// Without this script pages are complete, but do not update.
+// Fetches the page again after each `news` event, and copies commands. Without it pages are complete, but do not update.
 "use strict";
 
-const canCopy = Boolean(navigator.clipboard);
-
-function showButtons() {
-  if (canCopy) for (const button of document.querySelectorAll("[data-copy][hidden]")) button.hidden = false;
-}
+const root = document.documentElement;
+root.classList.toggle("can-copy", Boolean(navigator.clipboard));
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -16,27 +12,44 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 });
 
-function showStale(is) {
-  for (const word of document.querySelectorAll(".stale")) word.hidden = !is;
+// Makes `old` like `fresh`, and touches only what differs: what has the focus, is selected, scrolled or opened stays.
+// An element with an id goes on as the one with that id; others, and texts, go on by their place.
+function update(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) { old.data = fresh.data; return; }
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  const byId = new Map([...old.children].filter((one) => one.id).map((one) => [one.id, one]));
+  let next = old.firstChild;
+  for (const one of [...fresh.childNodes]) {
+    let same = one.id ? byId.get(one.id) : next;
+    if (!same || same.nodeName !== one.nodeName || (same.id ?? "") !== (one.id ?? "")) {
+      old.insertBefore(one, next);
+      continue;
+    }
+    if (same === next) next = next.nextSibling; else old.insertBefore(same, next);
+    update(same, one);
+  }
+  while (next) { const gone = next; next = next.nextSibling; gone.remove(); }
 }
 
-// Idiomorph changes only the elements that differ, so that focus, selection and open elements stay.
 async function refresh() {
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    // Not location.href: it may hold a name and a password, which fetch refuses.
+    const answer = await fetch(location.origin + location.pathname + location.search);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
     if (!answer.ok || !fresh) throw new Error(answer.statusText);
-    Idiomorph.morph(document.getElementById("live"), fresh.outerHTML);
-    showButtons();
-    showStale(false);
+    const focused = document.activeElement;
+    update(document.getElementById("live"), fresh);
+    if (focused.isConnected) focused.focus({ preventScroll: true }); // a row that moved has lost it
+    root.classList.remove("is-stale");
   } catch {
-    showStale(true);
+    root.classList.add("is-stale");
   }
 }
 
-showButtons();
 if (document.getElementById("live")) {
-  const events = new EventSource("/live");
+  const events = new EventSource(`${location.origin}/live`);
   let isBusy = false;
   events.addEventListener("news", async () => {
     if (isBusy || document.hidden) return;
@@ -44,6 +57,6 @@ if (document.getElementById("live")) {
     await refresh();
     isBusy = false;
   });
-  events.onerror = () => showStale(true);
+  events.onerror = () => root.classList.add("is-stale");
   document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 }
