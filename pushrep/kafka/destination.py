@@ -203,6 +203,10 @@ def destination_by(settings: Mapping[str, str], topic: str | None) -> KafkaDesti
             continue
         if name not in _FIELDS:
             raise BadArgument(name, f"there is no such setting: known are {_SERVERS}, {', '.join(_FIELDS)}")
-        fields[_FIELDS[name]] = known[_FIELDS[name]].value_of(value)
+        try:
+            fields[_FIELDS[name]] = known[_FIELDS[name]].value_of(value)
+            known[_FIELDS[name]].check(fields[_FIELDS[name]])
+        except BadArgument as error:
+            raise BadArgument(name, error.why) from error
     servers = settings.get(_SERVERS, "")
     return KafkaDestination(bootstrap_servers=servers, topic=topic, **fields)  # type: ignore[arg-type]
