@@ -399,6 +399,10 @@ class CountedAnswers:
             return dict(self._counts)
 
 
+_NO_REFUSAL = frozenset({ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID})
+"""A leader that makes its outbox asks for logs that are not here yet: the answer says so, and it makes them."""
+
+
 def _refused_by(answer: Struct) -> list[ErrorCode]:
     parts = [answer, *getattr(answer, "results", ()), *getattr(answer, "logs", ())]
-    return [code for part in parts if (code := getattr(part, "error_code", ErrorCode.NONE)) is not ErrorCode.NONE]
+    return [code for part in parts if (code := getattr(part, "error_code", ErrorCode.NONE)) not in _NO_REFUSAL]

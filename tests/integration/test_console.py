@@ -166,7 +166,7 @@ def test_an_empty_directory_is_calm_and_what_is_made_in_it_appears(tmp_path, mon
     monkeypatch.setattr(watch, "STEP_S", 0.1)
     with serve(tmp_path) as server:
         page = get(server, "/")[2]
-        assert f"{tmp_path} holds no outbox and no node yet" in page
+        assert f"{tmp_path}</code> holds no outbox and no node yet" in page
         assert "No outboxes and no nodes yet." in page
         assert 'class="mark' not in page
         with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)):
@@ -290,6 +290,7 @@ def test_a_nodes_page_shows_its_replay_sessions_as_status_does(world, capfd):
                 return cells(page, "session-table")[0][:6] == [*told, size(session["credit"])]
 
             wait_until(is_same, "the page shows the session as status does")
+            assert not node.refusals(), "a leader that makes its outbox is told that nothing is here yet"
             assert cells(get(server, f"/node/{node.directory.name}")[2], "log-table")[0][0] == "orders-0"
 
 
@@ -564,6 +565,8 @@ def test_a_filters_page_shows_the_marks_of_a_query_that_runs(tmp_path):
         assert cells(page, "batch-table") == [
             ["2", "0", *["unknown"] * 5], ["1", "10", "12", "9", "2", "3", "1"],
         ]  # fmt: skip
+        foot = cells(page.replace("<tfoot>", '<i id="foot"><tbody>').replace("</tfoot>", "</tbody>"), "foot")
+        assert foot == [["These 2", "10", *["unknown"] * 5]], "what one batch does not know, the sum does not"
         assert [row[:5] for row in cells(page, "mark-table")] == [
             ["orders", "7", "0", "1,041", "1 of 4"], ["orders", "8", "1", "3", "1 of 4"],
         ]  # fmt: skip
