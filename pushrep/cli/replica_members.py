@@ -248,8 +248,8 @@ def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
     with progress(_CATCHING_UP, unit="records") as show:
         behind: int | None = None
         while (found := step())["phase"] != _DONE:
-            if found["told"]:
-                click.echo(found["told"], err=True)
+            if found["warning"]:
+                click.echo(found["warning"], err=True)
             if found["phase"] != said:
                 said = found["phase"]
                 click.echo(f"member {found['member']}: {said} ...", err=True)

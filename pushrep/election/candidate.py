@@ -550,9 +550,9 @@ def leader_alive(
     The error names silent members only if the answers alone do not show it.
     """
     leader = newest.leader
-    at_home = answers.get(leader)  # its node answers only while no service has its directory
-    is_at_home = at_home is not None and at_home.grant == newest and newest.is_member(leader, at_home.directory_id)
-    if leader == own or not leader_alive_ms or is_at_home:
+    node = answers.get(leader)  # the leader's, which answers only while no service has the directory
+    has_no_service = node is not None and node.grant == newest and newest.is_member(leader, node.directory_id)
+    if leader == own or not leader_alive_ms or has_no_service:
         return None
     contacts = {
         index: answer.contact_age_ms

@@ -1,7 +1,7 @@
 """Changing the members of an open outbox, one at a time, step by step: the caller repeats the call until it is done.
 
-    add CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE └─remove: it
-            gets nothing more ──▶ DONE
+    add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
+            └─remove: it gets nothing more──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
     replace_lost                                  forced grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
@@ -54,9 +54,7 @@ class MembershipStep(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
         members = [{"index": one.index, "address": one.address} for one in self.members]
-        found = {**self._asdict(), "phase": self.phase.value, "members": members}
-        found["told"] = found.pop("warning")  # the released name of the field
-        return found
+        return {**self._asdict(), "phase": self.phase.value, "members": members}
 
 
 def add_member(

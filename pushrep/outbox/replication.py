@@ -273,7 +273,9 @@ class Replication:
     def shows_another_directory(self, index: int) -> bool:
         """Whether a member showed another directory than the grant names, since this outbox leads."""
         leading = self._leading
-        return leading is not None and index in leading.strangers and leading.grant.directory_of(index) is not None
+        return (
+            leading is not None and index in leading.new_directories and leading.grant.directory_of(index) is not None
+        )
 
     def change_members(self, change: Change, *, wait_s: float | None = None) -> Grant:
         """Go on under the grant that `change(newest grant, new epoch)` makes. Appends wait meanwhile, and with ALL
@@ -565,7 +567,7 @@ class Replication:
 
     def _see_directory(self, grant: Grant, leading: Leading) -> None:
         """A replica showed its directory. If the grant is to name it, start the thread that does so."""
-        if not (grant.nameless or grant.entering or leading.strangers):
+        if not (grant.nameless or grant.entering or leading.new_directories):
             return
         with self._naming_lock:
             self._shown = True
@@ -601,9 +603,9 @@ class Replication:
             if self.may_settle:
                 self._change_if_still(grant, lambda newest, epoch: newest.settled(epoch))
             return True
-        strangers = {index: one for index, one in leading.strangers.items() if index in grant.indexes}
+        new_directories = {index: one for index, one in leading.new_directories.items() if index in grant.indexes}
         if not grant.previous_members:
-            for index, directory_id in sorted(strangers.items()):
+            for index, directory_id in sorted(new_directories.items()):
                 if self._holds(lambda leader, index=index: leader.may_enter(index)):  # type: ignore[misc]
                     _LOG.info("member %d was filled: it comes in with directory %s", index, directory_id.hex)
                     self._change_if_still(grant, partial(_with_directory, index, directory_id))
@@ -612,14 +614,14 @@ class Replication:
             if names and all(self.has_caught_up(index) for index in grant.indexes):
                 self._change_if_still(grant, lambda newest, epoch: newest.with_names(epoch, names))
                 return False
-            return bool(strangers or names)
-        return bool(strangers)
+            return bool(new_directories or names)
+        return bool(new_directories)
 
     def _names_missing(self, grant: Grant, leading: Leading) -> dict[int, UUID]:
         """The directories of the members without one in the grant, once each of them has shown its own."""
         shown = {**leading.directories, self._identity.member: self._state_store.directory_id}
         names = {index: one for index in grant.nameless if (one := shown.get(index)) is not None}
-        return names if names.keys() == grant.nameless and not leading.strangers else {}
+        return names if names.keys() == grant.nameless and not leading.new_directories else {}
 
     def _change_if_still(self, grant: Grant, change: Change) -> None:
         """`change_members`, or a mere renewal if the list has changed meanwhile."""

@@ -54,7 +54,7 @@ _NOBODY_THERE = frozenset(
 """Answers to an offered grant: the node is not that member, and nothing is pushed to it."""
 
 
-_STRANGER = (
+_NEW_DIRECTORY = (
     "its directory is not the one that the grant names, its disk is new or a copy: it is filled, and counts for "
     "nothing before enough others know it"
 )
@@ -109,7 +109,7 @@ class Leading:
         """The directories that replicas have shown since this member leads, by index; None: a node that gives none an
         id (`copy_check`).
         """
-        self.strangers: dict[int, UUID] = {}
+        self.new_directories: dict[int, UUID] = {}
         """The directories of those that are not the grant's, and may come in."""
         self.on_directory: Callable[[], None] | None = None
         """Called in any thread when a replica showed its directory: once it is in sync, it may come in. None: no
@@ -167,8 +167,8 @@ class Leading:
             index = driver.replica.index
             if driver.trouble is not None:
                 found[index] = driver.trouble
-            elif index in self.grant.indexes and index in self.strangers.keys() | self.grant.entering:
-                found[index] = _STRANGER
+            elif index in self.grant.indexes and index in self.new_directories.keys() | self.grant.entering:
+                found[index] = _NEW_DIRECTORY
             elif (why := driver.refused or driver.refusal) and not all(
                 index in led.leader.in_sync for led in self.partitions.values()
             ):
@@ -254,11 +254,11 @@ class Leading:
         is_counted = is_new or directory_id is None or not is_unfilled or self.on_directory is None
         is_members = directory_id == named if named is not None else is_counted
         if is_members or directory_id is None:
-            self.strangers.pop(replica, None)
-        elif self.strangers.get(replica) != directory_id:
-            self.strangers[replica] = directory_id
+            self.new_directories.pop(replica, None)
+        elif self.new_directories.get(replica) != directory_id:
+            self.new_directories[replica] = directory_id
             if replica in self.grant.indexes:
-                _LOG.warning("%s: member %d: %s", self.outbox_id, replica, _STRANGER)
+                _LOG.warning("%s: member %d: %s", self.outbox_id, replica, _NEW_DIRECTORY)
         self.directories[replica] = directory_id
         for led in self.partitions.values():
             led.on_directory(replica, is_members=is_members)

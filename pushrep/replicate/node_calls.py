@@ -128,7 +128,7 @@ class NodeCalls:
         create, topics = request.create, [tp.topic for tp in request.partitions]
         self._access.check(sender, ApiKey.DESCRIBE_LOG, request.outbox_id, topics, begins=create)
         kept = self._store.outbox(request.outbox_id) if create else self._store.look_up(request.outbox_id)
-        with kept.at_home():
+        with kept.exclusive_open():
             logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
             return wire.DescribeLogResponse(
                 error_message=kept.refused(request.partitions),
@@ -166,7 +166,7 @@ class NodeCalls:
         self._access.check(sender, ApiKey.GRANT, offered.outbox_id, topics, begins=True)
         audit(sender, request, ApiKey.GRANT)
         kept = self._store.outbox(offered.outbox_id)
-        with kept.at_home():
+        with kept.exclusive_open():
             outcome = kept.offer_grant(offered, request.sender, request.member, is_first=request.is_first)
             self._access.forget(offered.outbox_id)  # the grant may name other identities
             return wire.GrantResponse(

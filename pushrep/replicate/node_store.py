@@ -8,7 +8,7 @@
 A log that failed is closed, and opened again when it is described next: its leader tries again with backoff.
 
 Grants decide who opens a directory. While the newest one names this member, its service opens it as an Outbox, and the
-node only answers candidates (`at_home`) when the service does not run. With a grant for another member the node
+node only answers candidates (`exclusive_open`) when the service does not run. With a grant for another member the node
 follows.
 """
 
@@ -80,10 +80,10 @@ class KeptOutbox:
         self.outbox_id, self.directory = outbox_id, store.data / str(outbox_id)
         self._store = store
         self._lock = threading.Lock()
-        self._visiting = threading.RLock()
+        self._exclusive_lock = threading.RLock()
         self._aside_lock = threading.Lock()
-        self._is_visited = False
-        self._borrowers = 0
+        self._is_exclusive = False
+        self._handovers = 0
         self._filled: set[int] = set()  # partitions of an unfilled member that are filled
         self._is_known = False  # whether the directory's id was settled
         self._is_unread = False  # a promotion that had the directory may have changed its election state
@@ -125,7 +125,7 @@ class KeptOutbox:
             self._state_store.read_again()
 
     @contextmanager
-    def at_home(self) -> Iterator[None]:
+    def exclusive_open(self) -> Iterator[None]:
         """The context in which a call about grants and logs is answered. Raises Refusal while another process has the
         directory.
         """
@@ -135,17 +135,17 @@ class KeptOutbox:
             self._finish_setting_aside()
             yield
             return
-        with self._visiting:
+        with self._exclusive_lock:
             self._check_not_handed_over()  # it may have been handed over while we waited
             held = self._acquire()
             try:
                 self._settle(held)
                 self._state_store.read_again()
-                self._is_visited = True
+                self._is_exclusive = True
                 self._finish_setting_aside()
                 yield
             finally:
-                self._is_visited = False
+                self._is_exclusive = False
                 if self.election_state.is_led_here:
                     self.close()  # its service may open it at any time
                 held.release()
@@ -174,7 +174,7 @@ class KeptOutbox:
     @property
     def is_handed_over(self) -> bool:
         """Whether somebody else has the directory, or waits for it."""
-        return self._borrowers > 0
+        return self._handovers > 0
 
     @contextmanager
     def hand_over(self) -> Iterator[Path]:
@@ -183,14 +183,14 @@ class KeptOutbox:
         Its election state then decides who opens it next. While that can't be read nobody does.
         """
         with self._lock, self._state_store.lock:  # grants accepted before are on disk now; others are refused
-            self._borrowers += 1
+            self._handovers += 1
         try:
-            with self._visiting:  # wait for the call that is being answered
+            with self._exclusive_lock:  # wait for the call that is being answered
                 self.close()
             yield self.directory
         finally:
             with self._lock, self._state_store.lock:  # no grant is judged in between by the old state
-                self._borrowers -= 1
+                self._handovers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
                 self._check_not_handed_over()
@@ -367,7 +367,7 @@ class KeptOutbox:
             self._check_not_handed_over()
             if self.election_state.are_logs_outdated:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"the logs in {self.directory} are not set aside yet")
-            if self.election_state.is_led_here and not self._is_visited:
+            if self.election_state.is_led_here and not self._is_exclusive:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             if (tp.topic, tp.partition) in self._removing:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is being removed: ask again")

@@ -121,9 +121,9 @@ class ClientConnection:
         """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
         return self._reader.feed(data)
 
-    def get_buffer(self, size_hint: int = -1) -> memoryview:
+    def get_buffer(self) -> memoryview:
         """The buffer for the network's next bytes."""
-        return self._reader.get_buffer(size_hint)
+        return self._reader.get_buffer()
 
     def buffer_updated(self, count: int) -> list[CallAnswer | PeerEvent]:
         """What the `count` bytes written there complete. Raises ProtocolError."""

@@ -212,7 +212,7 @@ class FrameReader(Generic[T]):
                 raise
         return found
 
-    def get_buffer(self, _size_hint: int = -1) -> memoryview:
+    def get_buffer(self) -> memoryview:
         """Where the network may write next, for a large body its own memory; then call `buffer_updated`."""
         if self._opened is not None:
             return memoryview(self._grown())[self._body_filled : self._body_size]

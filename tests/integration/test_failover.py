@@ -298,7 +298,7 @@ def test_letting_go_waits_for_the_look_that_is_being_answered(members):
     members.promote(1)
     kept = members.world.kept(1)
     done = []
-    with kept.at_home():
+    with kept.exclusive_open():
         promoting = threading.Thread(target=lambda: done.append(members.promote(1)))
         promoting.start()
         wait_until(lambda: kept.is_handed_over, "it is asked to let go")

@@ -477,7 +477,7 @@ def test_no_replace_makes_the_list_shorter(world, pushrep):
 
 def shown_as_new(outbox, index):
     leading = outbox.facts.replication._leading  # none for a moment, while it is handed on
-    return leading is not None and index in leading.strangers
+    return leading is not None and index in leading.new_directories
 
 
 def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, monkeypatch):

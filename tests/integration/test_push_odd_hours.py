@@ -142,7 +142,7 @@ def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that
         fill(outbox, 1)
         grant = outbox.facts.replication.grant
     node, kept = world.nodes[1], world.kept(1)
-    with kept.at_home(), node.hand_over(grant.outbox_id):
+    with kept.exclusive_open(), node.hand_over(grant.outbox_id):
         promoting = ElectionStateStore(kept.directory, grant.outbox_id, REAL_FILESYSTEM)
         promoted = grant.renewed(grant.epoch + 513, 1)
         promoting.keep(replace(promoting.kept, grant=promoted))

@@ -296,7 +296,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
     try:
         kept = again.outbox(OUTBOX)
         if renames > 1:
-            with kept.at_home():
+            with kept.exclusive_open():
                 pass
         else:
             assert kept.election_state == old
