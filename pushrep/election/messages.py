@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Self
 
-from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.header import checked_run, length_of_first
+from pushrep.records import BatchHeader
+from pushrep.records.header import split_batches
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.values import Counter, CountOrNone, Epoch, EpochOrNone, Offset, Records, Struct
 
@@ -50,9 +50,6 @@ _SENT_TO_REPLICA = frozenset(
         PushSessionEndReason.SHUTDOWN,
     }
 )
-
-
-_RUN_MIN = 32  # batches as large as the first; for fewer, looking at all at once costs more than one after the other
 
 
 class Batch(NamedTuple):
@@ -130,25 +127,9 @@ class AppendRecordsPartition(Struct):
 
 def batches_of(data: bytes) -> tuple[tuple[Batch, ...], bool]:
     """The batches in `data`, each with good magic, size and CRC-32C, and whether `data` is nothing but those."""
-    view, first = memoryview(data), length_of_first(data)
-    if first and len(data) >= _RUN_MIN * first:
-        run = checked_run(data, 0, len(data))
-        found = tuple(_batch(view, at, header) for at, header in run.headers())
-        return found, bool(found) and run.end == len(data)
-    batches: list[Batch] = []
-    at = 0
-    try:
-        while at < len(data):
-            header = BatchHeader.parse(data, at)
-            batch = _batch(view, at, header)
-            RecordBatch.check(batch.data, header)
-            batches.append(batch)
-            at += header.size_bytes
-    except CorruptRecordBatch:
-        return tuple(batches), False
-    return tuple(batches), True
-
-
-def _batch(view: memoryview, at: int, header: BatchHeader) -> Batch:
-    data = view[at : at + header.size_bytes]
-    return Batch(header.base_offset, header.next_offset, header.leader_epoch, data, header)
+    view, found = memoryview(data), split_batches(data)
+    batches = [
+        Batch(header.base_offset, header.next_offset, header.leader_epoch, view[at : at + header.size_bytes], header)
+        for at, header in found.placed
+    ]
+    return tuple(batches), found.why_not is None

@@ -46,7 +46,6 @@ from pushrep.kafka.progress import OffsetRanges, ShippingProgress, counts_of
 from pushrep.kafka.resume import (
     Matching,
     RecordOrigin,
-    behind_old_messages,
     holds_record,
     whole_batches,
 )
@@ -454,7 +453,6 @@ async def read_partition(
             if batch.header.next_offset > at:
                 take(batch, at)
                 at = batch.header.next_offset
-        at = max(at, behind_old_messages(data))
         if at == before:
             raise BrokerError(f"partition {partition} gives nothing at {at}", Code.OFFSET_OUT_OF_RANGE)
     return max(at, end)

@@ -28,7 +28,8 @@ from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
 from pushrep.kafka.source import UNREADABLE, ShippedLog, raise_if_damaged
 from pushrep.log import OffsetOutOfRange
-from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
+from pushrep.records import CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
+from pushrep.records.header import split_batches
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -229,26 +230,14 @@ class _RecordsByOffset:
 
 
 def whole_batches(data: bytes) -> Iterator[RecordBatch]:
-    """The whole batches of a fetch; a cut-off last one is fetched again. Raises CorruptRecordBatch.
-
-    Messages in the format before Kafka 0.11 are skipped: our logs hold none.
+    """The whole batches of a fetch; a cut-off last one is fetched again. Raises CorruptRecordBatch, also for a message
+    of the format before Kafka 0.11.
     """
-    view, position = memoryview(data), 0
-    while position < len(view):
-        if _is_old_message(view, position):
-            position = _end_of(view, position)
-            continue
-        try:
-            header = BatchHeader.parse(view, position)
-        except CorruptRecordBatch:
-            if len(view) - position >= _HEADER_BYTES:
-                raise
-            return
-        end = position + header.size_bytes
-        if end > len(view):
-            return
-        yield RecordBatch.check(view[position:end], header)
-        position = end
+    view, found = memoryview(data), split_batches(data, of_log=False)
+    for position, header in found.placed:
+        yield RecordBatch(view[position : position + header.size_bytes], header)
+    if found.why_not is not None and not found.is_cut:
+        raise CorruptRecordBatch(found.why_not)
 
 
 def _record_at(offset: int, data: bytes) -> Record | None:
@@ -270,23 +259,3 @@ def holds_record(origin: RecordOrigin, log: ShippedLog, offset: int, at: int, da
         return True
     found = None if in_log is None else _record_at(at, data)
     return in_log is None or (found is not None and origin.is_one(in_log, found))
-
-
-def behind_old_messages(data: bytes) -> int:
-    """The offset after the messages from before Kafka 0.11 at the beginning of a fetch; 0 without any."""
-    view, position, offset = memoryview(data), 0, 0
-    while _is_old_message(view, position) and _end_of(view, position) <= len(view):
-        offset, position = int.from_bytes(view[position : position + 8]) + 1, _end_of(view, position)
-    return offset
-
-
-def _is_old_message(view: memoryview, position: int) -> bool:
-    return position + _MAGIC_AT < len(view) and view[position + _MAGIC_AT] < _MAGIC
-
-
-def _end_of(view: memoryview, position: int) -> int:
-    return position + _LENGTH_ENDS_AT + int.from_bytes(view[position + 8 : position + _LENGTH_ENDS_AT])
-
-
-_HEADER_BYTES = 61
-_LENGTH_ENDS_AT, _MAGIC_AT, _MAGIC = 12, 16, 2

@@ -27,7 +27,8 @@ from pushrep.kafka.progress import OffsetRanges, ShippedRecord
 from pushrep.log import CorruptBatch, LogDamaged
 from pushrep.log.reader import LogSlices
 from pushrep.log.recovery import RecoveryReport
-from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
+from pushrep.records import Record, RecordBatch
+from pushrep.records.header import split_batches
 
 _PAGE_BYTES = 4096
 BUFFER_BYTES = (1 << 20) + _PAGE_BYTES
@@ -86,17 +87,11 @@ class SealedReader:
 def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
     """The batches before the first one that is not whole, fails its CRC, or has another base offset than the next."""
     batches: list[RecordBatch] = []
-    position = 0
-    try:
-        while position < len(data):
-            header = BatchHeader.parse(data, position)
-            end = position + header.size_bytes
-            if header.base_offset != base_offset:  # the log was cut, and appended to again, since its headers were read
-                break
-            batches.append(RecordBatch.check(data[position:end], header))
-            position, base_offset = end, header.next_offset
-    except CorruptRecordBatch:
-        pass
+    for position, header in split_batches(data).placed:
+        if header.base_offset != base_offset:  # the log was cut, and appended to again, since its headers were read
+            break
+        batches.append(RecordBatch(data[position : position + header.size_bytes], header))
+        base_offset = header.next_offset
     return batches
 
 
@@ -261,9 +256,5 @@ class ShippedPartition:
 
     def _read_by_log(self) -> Iterator[RecordBatch]:
         data = memoryview(self.log.read(self.next_offset, _READ_BYTES))
-        position = 0
-        while position < len(data):
-            header = BatchHeader.parse(data, position)
-            end = position + header.size_bytes
-            yield RecordBatch(data[position:end], header)
-            position = end
+        for position, header in split_batches(data).placed:
+            yield RecordBatch(data[position : position + header.size_bytes], header)

@@ -43,7 +43,8 @@ from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_s
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from pushrep.log.verify import segment_name
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_vectorised
-from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
+from pushrep.records import BatchHeader, BatchRun
+from pushrep.records.header import split_batches
 from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
@@ -119,19 +120,17 @@ class SegmentRepair:
 
         Raises RepairRefused if one does not join, is damaged, or is of another history than ours; OSError.
         """
-        data, at, trusts_own = memoryview(data), 0, self._trusts_own
-        while at < len(data) and not self.is_done and self._trusts_own is trusts_own:
-            try:
-                header = BatchHeader.parse(data, at)
-                piece = data[at : at + header.size_bytes]
-                RecordBatch.check(piece, header)
-            except CorruptRecordBatch as error:
-                raise RepairRefused(f"what came for offset {self.wanted} is no batch: {error.reason}") from error
-            at += len(piece)
+        data, found, trusts_own = memoryview(data), split_batches(data), self._trusts_own
+        for at, header in found.placed:
+            if self.is_done or self._trusts_own is not trusts_own:
+                return
+            piece = data[at : at + header.size_bytes]
             if self._near is not None:
                 self._compare_near(header)
             elif header.next_offset > self._next_offset:
                 self._take(header, piece)
+        if found.why_not is not None and not self.is_done:
+            raise RepairRefused(f"what came for offset {self.wanted} is no batch: {found.why_not}")
 
     def close(self) -> None:
         """Close the files; a new file that is not finished is removed."""

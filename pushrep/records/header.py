@@ -23,12 +23,11 @@ It applies the rules of `BatchHeader.parse` and `RecordBatch.check`, but does no
 before the first batch that does not pass, and the caller checks that batch alone. A batch of 4 KiB takes 1.2 µs where
 one by one takes 6 (docs/internals/benchmark-notes.md).
 
-`misjoined` checks that batches follow each other. No CRC covers a base offset, so each is compared with the end of the
-batch before.
+`split_batches` is the one loop over bytes that came from somebody: out of a file, over the wire, or from a topic.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -280,7 +279,7 @@ class BatchRun:
         )
 
 
-def checked_run(data: bytes, position: int, size_max: int) -> BatchRun:
+def checked_run(data: Buffer, position: int, size_max: int) -> BatchRun:
     """The whole batches at the beginning of `data`, which stands at byte `position` of its file; perhaps none.
 
     It ends before the first batch that `data` does not hold whole, that is larger than `size_max` bytes, or that
@@ -296,7 +295,65 @@ def checked_run(data: bytes, position: int, size_max: int) -> BatchRun:
     return run if good.all() else run.first(int(good.argmin()))
 
 
-def length_of_first(data: bytes) -> int:
+_RUN_MIN = 32
+"""At least so many batches of the first one's length are checked together; for fewer, numpy calls cost more."""
+
+
+class SplitBatches(NamedTuple):
+    """The whole batches at the beginning of some bytes, as (position, header); they end at byte `end`.
+
+    why_not: why the bytes behind them are no batch; None if there are none. is_cut: because the bytes end inside of it.
+    joins: whether each begins where the one before ends.
+    """
+
+    placed: list[tuple[int, BatchHeader]]
+    end: int
+    why_not: str | None
+    is_cut: bool
+    joins: bool
+
+
+def split_batches(data: Buffer, *, of_log: bool = True) -> SplitBatches:
+    """The batches in `data`, each with good magic, size and CRC-32C. of_log: and with a record for each of its offsets,
+    as all batches of a log have; a topic's may be compacted.
+    """
+    placed, at, joins = list[tuple[int, BatchHeader]](), 0, True
+    first = length_of_first(data)
+    if first and len(data) >= _RUN_MIN * first:
+        run = checked_run(data, 0, len(data))
+        if of_log:
+            dense = run.record_count == run.last_offset - run.base_offset + 1
+            run = run if dense.all() else run.first(int(dense.argmin()))
+        if len(run):
+            placed, at = list(run.headers()), run.end
+            joins = bool((run.base_offset[1:] == run.last_offset[:-1] + 1).all())
+    expected = placed[-1][1].next_offset if placed else None
+    raw, size = np.frombuffer(data, np.uint8), len(data)
+    while at < size:
+        if at + MAGIC_AT < size and raw[at + MAGIC_AT] < MAGIC:
+            why_not = f"magic {raw[at + MAGIC_AT]}, only {MAGIC} is read: a message of the format before Kafka 0.11"
+            return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)
+        try:
+            header = BatchHeader.parse(data, at)
+        except CorruptRecordBatch as error:
+            return SplitBatches(placed, at, error.reason, size - at < HEADER_BYTES, joins)
+        end = at + header.batch_length + LENGTH_ENDS_AT
+        if end > size:
+            return SplitBatches(placed, at, f"{size - at} bytes of {end - at}", is_cut=True, joins=joins)
+        crc = crc32c_in_place(raw[at + CRC_COVERS_FROM : end])
+        if crc != header.crc:
+            why_not = f"CRC-32C is {crc:#010x}, the header says {header.crc:#010x}"
+            return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)
+        if of_log and header.record_count != header.last_offset_delta + 1:
+            why_not = f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
+            return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)
+        joins = joins and (expected is None or header.base_offset == expected)
+        placed.append((at, header))
+        at, expected = end, header.next_offset
+    return SplitBatches(placed, at, None, is_cut=False, joins=joins)
+
+
+def length_of_first(data: Buffer) -> int:
     """The size in bytes that the first header of `data` claims; 0 if there is none."""
     if len(data) < LENGTH_ENDS_AT:
         return 0
@@ -317,7 +374,7 @@ def _run(headers: NDArray[Any], positions: Column) -> BatchRun:
     )
 
 
-def _hop(data: bytes, size_max: int) -> list[int]:
+def _hop(data: Buffer, size_max: int) -> list[int]:
     """The positions of the batches, and the end of the last one, by their lengths alone."""
     available, length_at = len(data), LENGTH.unpack_from  # found once, not for each batch
     at, bounds = 0, [0]
@@ -346,16 +403,3 @@ def _possible(run: BatchRun, headers: NDArray[Any]) -> NDArray[np.bool_]:
         & ~too_many
     )
     return possible
-
-
-def misjoined(batches: Iterable[tuple[int, int]], expected: int, *, may_begin_below: bool = False) -> str | None:
-    """Why batches of offsets [base, next) do not follow each other from `expected` on; None if they do.
-
-    may_begin_below: the first may hold `expected` in its middle.
-    """
-    for base_offset, next_offset in batches:
-        is_begun = may_begin_below and base_offset < expected < next_offset
-        if base_offset != expected and not is_begun:
-            return f"base offset {base_offset} came where {expected} is expected"
-        expected, may_begin_below = next_offset, False
-    return None

@@ -21,8 +21,8 @@ from filtering.retry import Backoff
 from pushrep.env import Clock
 from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
-from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.header import checked_run, length_of_first, misjoined
+from pushrep.records import RecordBatch
+from pushrep.records.header import split_batches
 from pushrep.replay import events as e
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.fetch_credit import FetchWindow
@@ -34,38 +34,6 @@ from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 from pushrep.wire.values import OFFSET_MAX, Struct
-
-_BATCH_BYTES_MAX = (1 << 31) - 1
-_RUN_MIN = 32
-"""At least so many batches of the first one's length are checked together; for fewer, numpy calls cost more."""
-
-
-def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
-    """The batches in `data`, their CRCs checked; and whether each begins where the one before ends.
-
-    Raises CorruptRecordBatch.
-    """
-    if len(data) < _RUN_MIN * length_of_first(data):  # type: ignore[arg-type]  # what follows a log closely is one batch
-        return _checked_singly(data)
-    run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
-    batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
-    end = run.end if len(run) else 0
-    if end != len(data):
-        RecordBatch.check(data[end:])
-        raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
-    return batches, bool((run.base_offset[1:] == run.last_offset[:-1] + 1).all())
-
-
-def _checked_singly(data: memoryview) -> tuple[list[RecordBatch], bool]:
-    batches: list[RecordBatch] = []
-    at, expected, is_dense = 0, 0, True
-    while at < len(data):
-        header = BatchHeader.parse(data, at)
-        end = at + header.size_bytes
-        is_dense = is_dense and (not batches or header.base_offset == expected)
-        batches.append(RecordBatch.check(data[at:end], header))
-        at, expected = end, header.next_offset
-    return batches, is_dense
 
 
 def count_records(batch: RecordBatch, start: int, end: int) -> int:
@@ -284,17 +252,17 @@ class RemoteSession:
     def _on_block(self, data: wire.ReplayData) -> None:
         view = data.records[0]
         assert isinstance(view, memoryview), "a decoded message's records are a view"
-        try:
-            batches, is_dense = checked(view)
-        except CorruptRecordBatch as error:
+        found = split_batches(view)
+        if found.why_not is not None:
             # The log may have been cut meanwhile, which reconnecting shows. The second time it is damage.
             if self._bad_at == self._received or self._request is None:
-                self._fail(ErrorCode.CORRUPT_MESSAGE, str(error))
+                self._fail(ErrorCode.CORRUPT_MESSAGE, found.why_not)
             else:
                 self._bad_at = self._received
-                self._lost(str(error))
+                self._lost(found.why_not)
             return
-        why_not = self._why_not_next(data, batches, is_dense=is_dense)
+        batches = [RecordBatch(view[at : at + header.size_bytes], header) for at, header in found.placed]
+        why_not = self._why_not_next(data, batches, joins=found.joins)
         if why_not is not None:
             self._fail(ErrorCode.CORRUPT_MESSAGE, f"offset {self._received}: {why_not}")
             return
@@ -305,13 +273,13 @@ class RemoteSession:
         self._received, self._epoch = end, batches[-1].header.leader_epoch
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
 
-    def _why_not_next(self, data: wire.ReplayData, batches: list[RecordBatch], *, is_dense: bool) -> str | None:
+    def _why_not_next(self, data: wire.ReplayData, batches: list[RecordBatch], *, joins: bool) -> str | None:
         """Why these batches can't follow those received, None if they can: no CRC covers their offsets."""
-        expected, last = self._expected, batches[-1].header
-        why_not = None
-        if not is_dense or batches[0].header.base_offset != expected:
-            spans = ((one.header.base_offset, one.header.next_offset) for one in batches)
-            why_not = misjoined(spans, expected, may_begin_below=self._is_inside)
+        expected, first, last = self._expected, batches[0].header, batches[-1].header
+        why_not = None if joins else "its batches do not follow each other"
+        is_begun = self._is_inside and first.base_offset < expected < first.next_offset
+        if first.base_offset != expected and not is_begun:
+            why_not = f"base offset {first.base_offset} came where {expected} is expected"
         begins = max(last.base_offset, data.start_offset)
         if why_not is None and not begins < data.end_offset <= last.next_offset:
             why_not = f"it is said to go to {data.end_offset}, its last batch has [{begins}, {last.next_offset})"

@@ -43,12 +43,10 @@ from pushrep.log.segment import begin_near
 from pushrep.log.walk import ScanRange, count_in_place, scan_headers, why_not
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import (
-    CRC_COVERS_FROM,
     LENGTH_ENDS_AT,
     OFFSET_MAX,
-    checked_run,
-    crc32c_in_place,
     length_of_first,
+    split_batches,
 )
 from pushrep.replay.plan import Span
 from pushrep.wire.values import FileSlice
@@ -345,8 +343,8 @@ WINDOW_BYTES = 768 << 10
 _BATCH_BYTES_MAX = 2 << 20
 """Larger batches are left to the log's own reader, so that buffers keep one size."""
 BUFFER_BYTES = WINDOW_BYTES + _BATCH_BYTES_MAX
-_TOGETHER_MIN = 24
-"""Fewer batches in a window are checked one by one: a check together costs 0.1 ms before the first."""
+_REST_MIN = 24
+"""With fewer batches in a window, the rest of its last one is worth a read."""
 
 
 class Window(NamedTuple):
@@ -395,37 +393,18 @@ class BatchWindows:
         """Whole batches from `position` on that passed their checks, and their bytes. Raises OSError."""
         view = self._buffers.acquire()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
-        length = length_of_first(view[:LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
-        if length * _TOGETHER_MIN < size:
-            batches = checked_together(view[:size])
-            return batches, sum(map(size_of_batch, batches))
-        return _one_by_one(file, position, view, size)
-
-
-def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple[list[RecordBatch], int]:
-    """The batches in the first `size` bytes of the view, and their end; the rest of the last one is read.
-
-    Stops at the first that does not pass its checks.
-    """
-    batches: list[RecordBatch] = []
-    raw, at = np.frombuffer(view, np.uint8), 0
-    with suppress(CorruptRecordBatch):
-        while at + HEADER_BYTES <= size:
-            header = BatchHeader.parse(view, at)
-            end = at + header.batch_length + LENGTH_ENDS_AT
-            if size < end <= len(view):
-                size += preadv(file.fileno(), [view[size:end]], position + size)
-            if size < end or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc:
-                break
-            batches.append(RecordBatch(view[at:end], header))
-            at = end
-    return batches, at
-
-
-def checked_together(view: memoryview) -> list[RecordBatch]:
-    """Check small batches, up to the first that does not pass or is not whole."""
-    run = checked_run(view, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]  # it reads any buffer
-    return [RecordBatch(view[at : at + header.batch_length + LENGTH_ENDS_AT], header) for at, header in run.headers()]
+        length = length_of_first(view[:LENGTH_ENDS_AT])
+        found = split_batches(view[:size])
+        placed, end = found.placed, found.end
+        if found.is_cut and size - end >= HEADER_BYTES and length * _REST_MIN >= size:
+            # The rest of a large last batch is read; small ones are left to the next window.
+            whole = end + length_of_first(view[end : end + LENGTH_ENDS_AT])
+            if size < whole <= len(view):
+                size += preadv(file.fileno(), [view[size:whole]], position + size)
+                last = split_batches(view[end:size])
+                placed += [(end + at, header) for at, header in last.placed]
+                end += last.end
+        return [RecordBatch(view[at : at + header.size_bytes], header) for at, header in placed], end
 
 
 def _holds(header: BatchHeader, start: int, end: int) -> bool:
@@ -498,19 +477,21 @@ class Tail:
         self, segment: int, position: int, at: int, data: bytes, last: BatchHeader, limit: int
     ) -> Iterator[tuple[int, RecordBatch]]:
         """Batches that follow `last` and each other. Raises CorruptRecordBatch, OSError."""
-        before, what = last, ScanRange(base_offset=segment)
-        while before.next_offset < limit and _begins(data, at, before.next_offset):
-            header = BatchHeader.parse(data, at)
+        before, what, end = last, ScanRange(base_offset=segment), at
+        found = split_batches(memoryview(data)[at:])
+        if found.is_cut and not found.placed and at + HEADER_BYTES <= len(data):
+            position, size = position + at, length_of_first(data[at:])
+            at, end, data = 0, 0, self._read(segment, position, size)
+            found = split_batches(memoryview(data))
+        for begin, header in found.placed:
             expected, epoch = before.next_offset, before.leader_epoch
+            if expected >= limit:
+                break
             if what.why_misplaced(expected, epoch, header.base_offset, header.next_offset, header.leader_epoch):
                 return
-            if at + header.size_bytes > len(data):
-                if before is not last:
-                    return  # the next call reads it whole
-                position, at, data = position + at, 0, self._read(segment, position + at, header.size_bytes)
-            yield position + at, RecordBatch.check(memoryview(data)[at : at + header.size_bytes], header)
-            at, before = at + header.size_bytes, header
-        self.has_more = _begins(data, at, before.next_offset)
+            byte, end, before = at + begin, at + begin + header.size_bytes, header
+            yield position + byte, RecordBatch(memoryview(data)[byte:end], header)
+        self.has_more = _begins(data, end, before.next_offset)
 
     def _read(self, segment: int, position: int, size: int) -> bytes:
         with closing(self._filesystem.open(segment_path(self._directory, segment), writable=False)) as file:

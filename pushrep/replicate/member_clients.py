@@ -17,11 +17,10 @@ from uuid import UUID
 from pushrep.election.candidate import MemberAnswer, MemberLog
 from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.election.grants import Grant
-from pushrep.election.messages import batches_of
 from pushrep.env import Clock
 from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch
-from pushrep.records.header import misjoined
+from pushrep.records.header import split_batches
 from pushrep.replicate.access import UNPROVEN, identity_in
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
@@ -151,12 +150,19 @@ class MemberClients:
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
                     why = answer.why
                     raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
-                found, is_whole = batches_of(bytes(answer.records[0]))  # type: ignore[arg-type]
-                batches = [RecordBatch(batch.data) for batch in found if batch.next_offset <= end_offset]
-                why_not = misjoined((batch[:2] for batch in found), offset)
-                if not is_whole or not batches or why_not is not None:
-                    why = f"it sent broken batches of {log.path.name} at {offset}"
-                    raise ReplicaUnreachable(str(address), why if why_not is None else f"{why}: {why_not}")
+                data = memoryview(bytes(answer.records[0]))  # type: ignore[arg-type]
+                found = split_batches(data)
+                batches = [
+                    RecordBatch(data[at : at + header.size_bytes], header)
+                    for at, header in found.placed
+                    if header.next_offset <= end_offset
+                ]
+                joins = found.joins and bool(batches) and batches[0].header.base_offset == offset
+                if found.why_not is not None or not joins:
+                    why = found.why_not or "they do not join"
+                    raise ReplicaUnreachable(
+                        str(address), f"it sent broken batches of {log.path.name} at {offset}: {why}"
+                    )
                 yield batches
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:

@@ -28,7 +28,8 @@ from typing import NamedTuple
 from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
 from pushrep.election.push_session import SessionState
 from pushrep.log.reader import LogSlices
-from pushrep.records import BatchHeader, CorruptRecordBatch
+from pushrep.records import CorruptRecordBatch
+from pushrep.records.header import split_batches
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.led_partition import PushSession
 from pushrep.topic_id_partition import TopicIdPartition
@@ -370,17 +371,15 @@ def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Re
     The log's reader has checked their places. Raises CorruptRecordBatch for a leader epoch that differs from the log's
     list, because a replica would take it for another history.
     """
-    at, base_offset, end_offset = 0, start, start
-    while at < len(data):
-        header = BatchHeader.parse(data, at)
+    found, size, end_offset = split_batches(data), 0, start
+    for at, header in found.placed:
         if at and header.base_offset >= end:
             break
         if (why := epochs.contradiction(header.base_offset, header.leader_epoch)) is not None:
             raise CorruptRecordBatch(f"the batch at offset {header.base_offset} has {why}")
-        if not at:
-            base_offset = header.base_offset  # of the batch that holds `start`
-        at, end_offset = at + header.size_bytes, header.next_offset
-    if not at:
-        raise CorruptRecordBatch(f"the log holds no batch from offset {start} on, and ends at {end}")
-    view = data if at == len(data) else memoryview(data)[:at]
-    return Records(base_offset, end_offset, (view,), at)
+        size, end_offset = at + header.size_bytes, header.next_offset
+    if not size:
+        why = found.why_not or f"it ends at {end}"
+        raise CorruptRecordBatch(f"the log holds no batch from offset {start} on: {why}")
+    view = data if size == len(data) else memoryview(data)[:size]
+    return Records(found.placed[0][1].base_offset, end_offset, (view,), size)

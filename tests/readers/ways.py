@@ -496,7 +496,7 @@ WAYS = (
             "pushrep.replay.client.ReplayClient.attach", "pushrep.replay.replay.Feed.step",
             "pushrep.replay.local.LocalSession.step", "pushrep.replay.source.LogSource.batches",
             "pushrep.replay.replay.ReplayedLog.fetch", "pushrep.replay.replay.Replays.replay",
-            "pushrep.replay.slices.Tail.behind", "pushrep.replay.slices.checked_together",
+            "pushrep.replay.slices.Tail.behind",
         ),
     ),
     Way("directory replay by time", directory_replay_by_time, ()),
@@ -525,7 +525,6 @@ NO_LOG_IS_READ = frozenset(
     {
         "pushrep.log.batching.to_batches",
         "pushrep.kafka.resume.whole_batches",
-        "pushrep.replay.remote.checked",
         "spark_jobs.sources.arrow.ArrowWriter.convert",
     }
 )

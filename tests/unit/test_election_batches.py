@@ -4,9 +4,8 @@ too.
 
 import pytest
 
-from pushrep.election import messages
 from pushrep.election.messages import batches_of
-from pushrep.records import RecordBatch, encode_batch
+from pushrep.records import RecordBatch, encode_batch, header
 
 COUNT = 40
 
@@ -23,7 +22,7 @@ def data():
 
 def one_by_one(data, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "_RUN_MIN", len(data) + 1)
+        patch.setattr(header, "_RUN_MIN", len(data) + 1)
         return batches_of(data)
 
 
@@ -50,3 +49,27 @@ def test_a_byte_that_is_changed_ends_it_at_the_same_batch(data, monkeypatch):
 def test_a_cut_anywhere_ends_it_at_the_same_batch(data, monkeypatch):
     for size in range(0, len(data), 5):
         assert batches_of(data[:size]) == one_by_one(data[:size], monkeypatch), f"{size} bytes"
+
+
+@pytest.mark.parametrize("count", [2, 31, 32, 33, 100])
+def test_whether_each_begins_where_the_one_before_ends_is_said_of_few_and_of_many(count):
+    made = [encode_batch([b"%03d" % n], timestamps_ms=1) for n in range(count)]
+    for n, batch in enumerate(made):
+        batch.stamp(n, 3)
+    parts = [bytes(batch.data) for batch in made]
+    assert header.split_batches(b"".join(parts)).joins
+    if count > 2:
+        assert not header.split_batches(b"".join([*parts[:-1], parts[0]])).joins
+        assert not header.split_batches(b"".join([parts[1], parts[0], *parts[2:]])).joins
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_batch_that_lacks_records_is_none_of_a_log(count):
+    whole = bytes(encode_batch([b"a"] * 2, timestamps_ms=1).data)
+    sparse = bytearray(encode_batch([b"a"], timestamps_ms=1).data)
+    sparse[26] = 1  # the last offset's delta
+    header.write_crc(sparse, header.crc32c(sparse, header.CRC_COVERS_FROM))
+    data = whole * count + bytes(sparse)
+    found = header.split_batches(data)
+    assert (len(found.placed), found.why_not, found.is_cut) == (count, "1 records for 2 offsets", False)
+    assert len(header.split_batches(data, of_log=False).placed) == count + 1, "a compacted topic's"

@@ -11,11 +11,11 @@ from filtering import StreamMetadata, pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import EpochPartitions, OffsetRanges, PartitionProgress, ShippingProgress
-from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
+from pushrep.kafka.resume import Matching, RecordOrigin, whole_batches
 from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ReusedMemory, SealedReader, ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.records import Codec, RecordBatch, encode_batch, header
+from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, encode_batch, header
 from pushrep.records.header import crc32c
 
 PID = 7
@@ -291,14 +291,14 @@ def test_a_fetch_ends_at_the_batch_that_was_cut_off():
         assert len(list(whole_batches(whole * 2 + whole[:cut]))) == 2
 
 
-def test_messages_from_before_record_batches_are_passed_over():
-    old = b"".join((7 + n).to_bytes(8) + (20).to_bytes(4) + bytes(4) + bytes([n]) + bytes(15) for n in range(2))
-    whole = bytes(encode_batch([b"a"], timestamps_ms=1, base_offset=9).data)
-    assert [batch.header.base_offset for batch in whole_batches(old + whole)] == [9]
-    assert behind_old_messages(old + whole) == 9
-    assert behind_old_messages(old[:-1]) == 8, "one that is cut off is fetched again"
-    assert list(whole_batches(old[:-1])) == []
-    assert behind_old_messages(whole) == 0
+def test_messages_from_before_record_batches_are_refused_by_name():
+    whole = bytes(encode_batch([b"a"], timestamps_ms=1, base_offset=6).data)
+    for magic in (0, 1):
+        old = (7).to_bytes(8) + (20).to_bytes(4) + bytes(4) + bytes([magic]) + bytes(15)
+        read = whole_batches(whole + old)
+        assert next(read).header.base_offset == 6
+        with pytest.raises(CorruptRecordBatch, match=f"magic {magic}.*before Kafka 0.11"):
+            next(read)
 
 
 def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):

@@ -6,7 +6,6 @@ import pytest
 
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.records import encode_batch
-from pushrep.records.header import misjoined
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.wire import replay_messages as wire
@@ -118,10 +117,3 @@ def test_identity_o5_an_end_is_reached_by_records_that_came(subscriber):
 def test_identity_o5_an_end_that_was_reached_is_one(subscriber, last):
     assert subscriber.gets(last) is None
     assert (subscriber.end.code, subscriber.end.reason) == (ErrorCode.NONE, last.reason)
-
-
-def test_a_batch_that_holds_the_offset_may_begin_below_it_only_where_that_is_said():
-    assert misjoined([(8, 12), (12, 13)], 10, may_begin_below=True) is None
-    assert misjoined([(8, 12)], 10) == "base offset 8 came where 10 is expected"
-    assert misjoined([(8, 10)], 10, may_begin_below=True) is not None, "it does not hold it"
-    assert misjoined([(11, 12)], 10) == "base offset 11 came where 10 is expected"

@@ -8,8 +8,6 @@ import time
 import pytest
 
 from pushrep.env import REAL_NETWORK
-from pushrep.records import CorruptRecordBatch, encode_batch
-from pushrep.replay.remote import checked
 from pushrep.replay.waiting import ReplayWaiter
 
 FOR_EVER_S = 600
@@ -64,30 +62,6 @@ def test_a_socket_that_went_without_another_in_its_place_is_waited_for_in_vain(w
     pair[0].close()
     waiting.wait(None, 0)
     waiting.wait(None, 0.001)
-
-
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 100])
-def test_blocks_of_few_and_of_many_batches_are_checked_alike(count):
-    made = [encode_batch([b"%03d" % n], timestamps_ms=1) for n in range(count)]
-    for n, batch in enumerate(made):
-        batch.stamp(n, 3)
-    data = b"".join(bytes(batch.data) for batch in made)
-    found, joins = checked(memoryview(data))
-    assert joins
-    if count > 2:
-        assert not checked(memoryview(data[: -len(made[-1].data)] + bytes(made[0].data)))[1]
-    assert [(batch.header.base_offset, bytes(batch.data)) for batch in found] == [
-        (n, bytes(batch.data)) for n, batch in enumerate(made)
-    ]
-    for at in range(len(data) - len(made[-1].data), len(data), 7):
-        flipped = bytearray(data)
-        flipped[at] ^= 1
-        if flipped[at:] and at >= len(data) - len(made[-1].data) + 16:  # base offset and epoch are not in the CRC
-            with pytest.raises(CorruptRecordBatch):
-                checked(memoryview(flipped))
-        if at > len(data) - len(made[-1].data):
-            with pytest.raises(CorruptRecordBatch):
-                checked(memoryview(data)[:at])
 
 
 class NotedPoller:
