@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.replicate.certificates import expires_s, mutual_tls
+from pushrep.replicate.reloading import CertificateFiles, signatures
 from pushrep.replicate.sockets import Address
 from pushrep.settings import check
 from pushrep.status import PlaceStatus, Problem, Status
@@ -76,8 +76,13 @@ class HealthSettings:
     def expires_s(self) -> int | None:
         """When the certificate of the next connection or its CA expires (Unix time); None: no readable certificate."""
         with suppress(BadArgument):
-            return expires_s(self.cert, self.ca) if self.cert is not None else None
+            return None if self.files is None else self.files.expires_s()
         return None
+
+    @property
+    def files(self) -> CertificateFiles | None:
+        """The three files; None without them."""
+        return CertificateFiles(*map(Path, (self.cert, self.key, self.ca))) if self.cert else None  # type: ignore[arg-type]
 
 
 class HealthServer(ClosedAtExit):
@@ -132,7 +137,8 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.address_family = AF_INET6 if ":" in listen.host else AF_INET
         self.status, self.registry = status, registry
-        self._certificates = _Certificates(settings) if settings.cert else None
+        files = settings.files
+        self._certificates = None if files is None else _Certificates(files)
         super().__init__((listen.host, listen.port), _Handler)
 
     @property
@@ -156,18 +162,13 @@ class _Server(ThreadingHTTPServer):
 class _Certificates:
     """The TLS context of the present files; while they can't be used, of the last files that could."""
 
-    def __init__(self, settings: HealthSettings) -> None:
-        self._files = {
-            "cert": Path(settings.cert or ""),
-            "key": Path(settings.key or ""),
-            "ca": Path(settings.ca or ""),
-        }
-        self._lock = threading.Lock()
-        self._seen, self._context = self._look(), self._read()
+    def __init__(self, files: CertificateFiles) -> None:
+        self._files, self._lock = files, threading.Lock()
+        self._seen, self._context = signatures(files), self._read()
 
     def context(self) -> ssl.SSLContext:
         with self._lock:
-            if (found := self._look()) != self._seen:
+            if (found := signatures(self._files)) != self._seen:
                 self._seen = found
                 try:
                     self._context = self._read()
@@ -176,20 +177,9 @@ class _Certificates:
             return self._context
 
     def _read(self) -> ssl.SSLContext:
-        context = mutual_tls(**self._files, is_server=True)
+        context = self._files.context()
         context.verify_mode = ssl.CERT_OPTIONAL
         return context
-
-    def _look(self) -> list[tuple[int, int] | None]:
-        return [_version(path) for path in self._files.values()]
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 class _Handler(BaseHTTPRequestHandler):

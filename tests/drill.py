@@ -43,7 +43,7 @@ from tests.integration.test_console import serve
 from tests.kafka.cluster import KafkaCluster
 from tests.ports import reserve
 
-KAFKA_AWAY_S, STALLED_S = 1, 5
+KAFKA_AWAY_S, STALLED_S = 5, 5
 SETTLED_S = 5  # so long it is looked whether something else fires, too: two scrapes, and the rules behind them
 TARGETS = 6  # three nodes, three services
 PROGRAMS = ("chromium", "prometheus", "openssl", "java")
@@ -280,7 +280,7 @@ def main(out):
     began_s = time.monotonic()
     out.mkdir(exist_ok=True)
     logging.basicConfig(filename=out / "fleet.log", filemode="w", format="%(asctime)s %(name)s %(message)s")
-    node_status.STALLED_LIMIT_S = STALLED_S
+    node_status.STALLED_MS = 1000 * STALLED_S
     report = out.resolve() / "report.html"
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         stack.callback(os.chdir, Path.cwd())

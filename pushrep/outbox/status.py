@@ -114,9 +114,9 @@ class DestinationStatus:
     """A Kafka topic that is shipped to; `name` is `kafka:<topic>`.
 
     records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
-    trouble_ms: for how long that has been so. is_fenced: whether brokers refuse other instances of the outbox; None
-    where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take batches of earlier
-    ones. counts: since the outbox was opened.
+    trouble_ms: for how long that has been so, 0 without trouble. is_fenced: whether brokers refuse other instances of
+    the outbox; None where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take
+    batches of earlier ones. counts: since the outbox was opened.
     """
 
     name: str
@@ -135,16 +135,6 @@ class DestinationStatus:
     def in_trouble(self) -> bool:
         """Whether nothing can be shipped."""
         return self.trouble is not None
-
-    @property
-    def away_ms(self) -> int:
-        """For how long; 0: it is not."""
-        return self.trouble_ms or 0
-
-    @property
-    def lag_ms(self) -> int:
-        """`age_ms`, or 0."""
-        return self.age_ms or 0
 
 
 class AppendStatus(NamedTuple):
@@ -276,8 +266,8 @@ class OutboxStatus(ClosedOutbox):
         for partition in self.damaged:
             yield Problem("damaged", f"partition {partition}", "its log lost records that were on disk")
         for one in self.destinations:
-            if one.in_trouble and one.away_ms >= KAFKA_AWAY_MS:
-                since_ms = time.time_ns() // 1_000_000 - one.away_ms
+            if (away_ms := one.trouble_ms or 0) >= KAFKA_AWAY_MS:
+                since_ms = time.time_ns() // 1_000_000 - away_ms
                 why = f"{one.records} records are not shipped: {one.trouble}"
                 yield Problem("kafka_away", f"topic {one.topic}", why, since_ms)
             for stopped in one.stopped:
@@ -491,10 +481,10 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         topic=sink.topic,
         records=lag.records,
         size_bytes=lag.size_bytes,
-        age_ms=lag.age_ms,
+        age_ms=lag.age_ms or 0,
         stopped=tuple(StoppedPartition(one.partition, one.offset, one.reason) for one in lag.stopped),
         trouble=lag.trouble,
-        trouble_ms=sink.trouble_ms(),
+        trouble_ms=sink.trouble_ms() or 0,
         is_fenced=None if fence is None else fence.is_standing,
         earlier_unfenced=None if fence is None else fence.earlier_unfenced,
         counts=sink.counts,

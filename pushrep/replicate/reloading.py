@@ -52,7 +52,7 @@ class Reloading:
     ) -> None:
         self._files, self._reload, self._expires_s, self._now_s = tuple(files), reload, expires_s, now_s
         self._look_every_s = look_every_s
-        self._seen = self._look()
+        self._seen = signatures(self._files)
         self._wake, self._is_stopping, self._is_asked = threading.Event(), False, False
         self._warned_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="pushrep-node-reload", daemon=True)
@@ -79,7 +79,7 @@ class Reloading:
             self._wake.clear()
             if self._is_stopping:
                 return
-            found = self._look()
+            found = signatures(self._files)
             if found == self._seen and not self._is_asked:
                 continue
             self._is_asked, self._seen = False, found
@@ -91,9 +91,6 @@ class Reloading:
             except Exception:  # noqa: BLE001 - the node goes on with what it has
                 _LOG.exception("what was read before stays in use")
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        return [_signature(path) for path in self._files]
-
     def _warn(self) -> None:
         """Warn once a day, from two weeks before a certificate expires."""
         expires_s, now_s = self._expires_s(), self._now_s()
@@ -104,6 +101,11 @@ class Reloading:
             left_s = expires_s - now_s
             state = f"expires in {left_s / 3600:.0f} h" if left_s > 0 else "has expired"
             _LOG.warning("this node's certificate, or its CA's, %s: put a new one in its place", state)
+
+
+def signatures(files: Iterable[Path]) -> list[tuple[int, int, int] | None]:
+    """What changes with each file; None for one that is not there."""
+    return [_signature(path) for path in files]
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

@@ -56,245 +56,183 @@ _D = (*_O, "destination")
 _F = ("name", "source")
 _P = (*_O, "partition")
 _R = (*_O, "replica")
-_TABLE: tuple[tuple[str, str, tuple[str, ...], str, str], ...] = (
-    ("build_info", _ALL, ("version", "python"), "", "Always 1; the labels have the versions."),
-    ("problem", _ALL, (*_O, "problem"), "problem_flags", "1 while `pushrep status` shows this problem, else 0."),
-    (
-        "certificate_expiry_timestamp_seconds", _ALL, (*_O, "use"), "certificates",
-        "Unix time when the certificate or its CA expires, whichever is earlier.",
+_TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] = {
+    # (by, labels): (name, path, help), ...
+    (_ALL, ("version", "python")): (
+        ("build_info", "", "Always 1; the labels have the versions."),
     ),
-    # -- appending
-    ("append_records_total", _OUTBOX, _O, "appends.records", "Records written to the logs."),
-    ("append_bytes_total", _OUTBOX, _O, "appends.size_bytes", "Bytes of record batches written to the logs."),
-    ("append_batches_total", _OUTBOX, _O, "appends.batches", "Record batches written to the logs."),
-    (
-        "append_refused_total", _OUTBOX, (*_O, "reason"), "appends.refused",
-        "Calls of append that were refused, by error.",
+    (_ALL, (*_O, "problem")): (
+        ("problem", "problem_flags", "1 while `pushrep status` shows this problem, else 0."),
     ),
-    (
-        "append_failed_records_total", _OUTBOX, (*_O, "reason"), "appends.failed",
-        "Accepted records that failed, by error.",
+    (_ALL, (*_O, "use")): (
+        ("certificate_expiry_timestamp_seconds", "certificates",
+         "Unix time when the certificate or its CA expires, whichever is earlier."),
     ),
-    (
-        "append_duration_seconds", _OUTBOX, _O, "appends.appended",
-        "Time from a batch's first record to the write of the batch, with durability FLUSHED to its sync.",
+    (_OUTBOX, _O): (
+        ("append_records_total", "appends.records", "Records written to the logs."),
+        ("append_bytes_total", "appends.size_bytes", "Bytes of record batches written to the logs."),
+        ("append_batches_total", "appends.batches", "Record batches written to the logs."),
+        ("append_duration_seconds", "appends.appended",
+         "Time from a batch's first record to the write of the batch, with durability FLUSHED to its sync."),
+        ("acknowledge_duration_seconds", "appends.acknowledged",
+         "Time from a batch's first record to the acknowledgement of the batch."),
+        ("outbox_buffer_bytes", "appends.buffer_bytes",
+         "Bytes of records that are neither acknowledged nor failed yet."),
+        ("outbox_buffer_limit_bytes", "appends.buffer_limit_bytes",
+         "The setting buffer_bytes: above it, append waits."),
+        ("outbox_epoch", "epoch", "Leader epoch of the outbox's grant, -1 without a grant."),
+        ("outbox_min_insync_replicas", "min_insync_replicas", "In-sync members that an append with acks=ALL needs."),
+        ("outbox_in_sync_members_min", "in_sync_min", "Members in the smallest in-sync set of all partitions."),
+        ("outbox_under_min_insync_partitions", "under_min_insync",
+         "Partitions with fewer than min_insync_replicas in-sync members: they refuse acks=ALL."),
+        ("outbox_damaged_partitions", "damaged", "Partitions whose log lost records that were on disk."),
+        ("push_buffer_bytes", "push.buffer_bytes", "Bytes of records kept in memory for replicas."),
+        ("push_buffer_limit_bytes", "push.buffer_limit_bytes", "The setting buffer_bytes_max of the push."),
+        ("push_buffer_evicted_bytes_total", "push.evicted_bytes",
+         "Bytes evicted from memory, which pushes then read from the log."),
     ),
-    (
-        "acknowledge_duration_seconds", _OUTBOX, _O, "appends.acknowledged",
-        "Time from a batch's first record to the acknowledgement of the batch.",
+    (_OUTBOX, (*_O, "reason")): (
+        ("append_refused_total", "appends.refused", "Calls of append that were refused, by error."),
+        ("append_failed_records_total", "appends.failed", "Accepted records that failed, by error."),
+        ("push_session_ends_total", "push.session_ends", "Push sessions that ended, by reason."),
     ),
-    (
-        "outbox_buffer_bytes", _OUTBOX, _O, "appends.buffer_bytes",
-        "Bytes of records that are neither acknowledged nor failed yet.",
+    (_OUTBOX, (*_O, "state")): (
+        ("outbox_state", "state_flags", "1 for the outbox's present state, 0 for the others."),
     ),
-    (
-        "outbox_buffer_limit_bytes", _OUTBOX, _O, "appends.buffer_limit_bytes",
-        "The setting buffer_bytes: above it, append waits.",
+    (_BOTH, _O): (
+        ("takeovers_held_until_timestamp_seconds", "grants.held_until_ms",
+         "Unix time until which no standby takes over by itself (`pushrep outbox hold`); 0: takeovers are not held."),
+        ("log_recoveries_total", "outboxes.recovery.recoveries", "Logs that were opened after an unclean stop."),
+        ("log_recovery_seconds_total", "outboxes.recovery.seconds", "Time spent on opening the logs."),
+        ("log_recovery_cut_bytes_total", "outboxes.recovery.cut_bytes",
+         "Bytes of torn tails that opening the logs cut off."),
+        ("log_cuts_total", "outboxes.recovery.cuts", "Times that an open log was truncated."),
+        ("log_quarantines_total", "outboxes.recovery.quarantines", "Times that damaged batches were quarantined."),
+        ("fsync_duration_seconds", "outboxes.syncs", "Duration of a sync of a segment."),
+        ("scrub_findings", "outboxes.scrub.findings", "Sealed segments that are damaged, and not repaired yet."),
+        ("scrub_passes_total", "outboxes.scrub.passes", "Times that the scrub has read all sealed segments."),
+        ("scrub_read_bytes_total", "outboxes.scrub.bytes_read", "Bytes that the scrub has read."),
+        ("scrub_seals_made_total", "outboxes.scrub.seals_made", "Segments that had no seal and got one."),
+        ("scrub_damaged_total", "outboxes.scrub.damaged", "Sealed segments that were found damaged."),
+        ("scrub_repaired_total", "outboxes.scrub.repaired", "Segments repaired with batches from another member."),
     ),
-    # -- leading
-    ("outbox_state", _OUTBOX, (*_O, "state"), "state_flags", "1 for the outbox's present state, 0 for the others."),
-    ("outbox_epoch", _OUTBOX, _O, "epoch", "Leader epoch of the outbox's grant, -1 without a grant."),
-    (
-        "takeovers_held_until_timestamp_seconds", _BOTH, _O, "grants.held_until_ms",
-        "Unix time until which no standby takes over by itself (`pushrep outbox hold`); 0: takeovers are not held.",
+    (_OUTBOX, (*_R, "address")): (
+        ("replica_lag_records", "members.lag.records", "Records that the replica has not acknowledged."),
+        ("replica_lag_bytes", "members.lag.size_bytes", "Bytes that the replica has not acknowledged."),
+        ("replica_lag_seconds", "members.lag.age_ms",
+         "Age of the oldest record that the replica has not acknowledged."),
+        ("replica_in_sync_partitions", "members.lag.in_sync", "Partitions whose in-sync set contains the replica."),
+        ("replica_sessions", "members.pushed_to", "Push sessions to the replica that are open."),
     ),
-    (
-        "outbox_min_insync_replicas", _OUTBOX, _O, "min_insync_replicas",
-        "In-sync members that an append with acks=ALL needs.",
+    (_OUTBOX, (*_R, "code")): (
+        ("replica_refusals_total", "push.refusals.count", "Error responses of the replica, by code."),
     ),
-    (
-        "outbox_in_sync_members_min", _OUTBOX, _O, "in_sync_min",
-        "Members in the smallest in-sync set of all partitions.",
+    (_OUTBOX, _R): (
+        ("replica_connections_lost_total", "push.connections_lost",
+         "Connections to the replica that broke; the leader reconnects."),
+        ("follower_not_caught_up_total", "push.not_caught_up",
+         "Times that the replica left the in-sync set because it lagged longer than replica_lag_max_ms."),
     ),
-    (
-        "outbox_under_min_insync_partitions", _OUTBOX, _O, "under_min_insync",
-        "Partitions with fewer than min_insync_replicas in-sync members: they refuse acks=ALL.",
+    (_OUTBOX, _D): (
+        ("destination_lag_records", "destinations.records", "Records that the topic has not acknowledged."),
+        ("destination_lag_bytes", "destinations.size_bytes", "Bytes that the topic has not acknowledged."),
+        ("destination_lag_seconds", "destinations.age_ms",
+         "Age of the oldest unacknowledged record, by its timestamp."),
+        ("destination_stopped_partitions", "destinations.stopped",
+         "Partitions that are not shipped until an operator acts; see pushrep status."),
+        ("destination_in_trouble", "destinations.in_trouble", "1 while nothing can be shipped, else 0."),
+        ("destination_trouble_seconds", "destinations.trouble_ms",
+         "Seconds since shipping began to fail; 0 while it works."),
+        ("destination_fenced", "destinations.is_fenced",
+         "1 while brokers refuse batches of other instances of the outbox."),
+        ("destination_earlier_unfenced", "destinations.earlier_unfenced",
+         "1 if brokers may accept batches of earlier instances."),
+        ("destination_shipped_records_total", "destinations.counts.records", "Records that the topic acknowledged."),
+        ("destination_shipped_bytes_total", "destinations.counts.size_bytes",
+         "Bytes of batches that the topic acknowledged."),
+        ("destination_shipped_batches_total", "destinations.counts.batches", "Batches that the topic acknowledged."),
+        ("destination_retried_batches_total", "destinations.counts.retried", "Batches that were sent again."),
+        ("destination_connections_total", "destinations.counts.connections",
+         "Connections made to partition leaders at brokers."),
+        ("destination_taken_over_total", "destinations.counts.taken_over",
+         "Times that another instance fenced this one."),
     ),
-    ("outbox_damaged_partitions", _OUTBOX, _O, "damaged", "Partitions whose log lost records that were on disk."),
-    (
-        "replica_lag_records", _OUTBOX, (*_R, "address"), "members.lag.records",
-        "Records that the replica has not acknowledged.",
+    (_OUTBOX, (*_D, "code")): (
+        ("destination_errors_total", "destinations.counts.errors", "Batches that brokers answered with an error."),
     ),
-    (
-        "replica_lag_bytes", _OUTBOX, (*_R, "address"), "members.lag.size_bytes",
-        "Bytes that the replica has not acknowledged.",
+    (_BOTH, _P): (
+        ("log_start_offset", "parts.log_start_offset", "First offset that can be read."),
+        ("log_end_offset", "parts.log_end_offset", "The offset that the next record gets."),
+        ("flushed_offset", "parts.flushed_offset", "First offset not known to be on disk."),
+        ("high_watermark", "parts.high_watermark", "First offset not known to be held by enough members."),
     ),
-    (
-        "replica_lag_seconds", _OUTBOX, (*_R, "address"), "members.lag.age_ms",
-        "Age of the oldest record that the replica has not acknowledged.",
+    (_OUTBOX, _P): (
+        ("in_sync_members", "parts.in_sync", "Members in the in-sync set, the leader counted."),
     ),
-    (
-        "replica_in_sync_partitions", _OUTBOX, (*_R, "address"), "members.lag.in_sync",
-        "Partitions whose in-sync set contains the replica.",
+    (_BOTH, ("mount",)): (
+        ("disk_used_bytes", "outboxes.disk.used_bytes", "Used bytes of a file system with logs."),
+        ("disk_size_bytes", "outboxes.disk.size_bytes", "Size of a file system with logs."),
     ),
-    ("replica_sessions", _OUTBOX, (*_R, "address"), "members.pushed_to", "Push sessions to the replica that are open."),
-    (
-        "replica_refusals_total", _OUTBOX, (*_R, "code"), "push.refusals.count",
-        "Error responses of the replica, by code.",
+    ("slots", ("slot", *_O)): (
+        ("slot_open", "", "1 while a process has the slot open."),
+        ("slot_log_end_offsets", "", "Log end offsets, summed over the slot's partitions."),
     ),
-    (
-        "replica_connections_lost_total", _OUTBOX, _R, "push.connections_lost",
-        "Connections to the replica that broke; the leader reconnects.",
+    ("slots", ("slot", *_D)): (
+        ("slot_unshipped_records", "", "Records that the topic has not acknowledged."),
     ),
-    (
-        "follower_not_caught_up_total", _OUTBOX, _R, "push.not_caught_up",
-        "Times that the replica left the in-sync set because it lagged longer than replica_lag_max_ms.",
+    (_NODE, ()): (
+        ("node_connections", "connections", "Open connections to the node."),
+        ("node_replica_epoch", "replica_epoch", "The node's replica epoch, which each start raises."),
+        ("node_open_logs", "logs", "Logs that the node has open."),
+        ("node_offline_logs", "logs_offline", "Logs whose disk failed, or that need an operator to continue."),
+        ("replay_sessions_limit", "replays.sessions_max", "The most replay sessions at once (max_sessions)."),
+        ("replay_lag_max_records", "replays.lag_max", "Lag of the replay that is furthest behind, in records."),
+        ("replay_stalled_seconds", "replays.stalled_ms",
+         "The longest time for which a replay that is behind has sent nothing."),
+        ("replay_sent_bytes_total", "replays.bytes_sent", "Bytes that replays sent."),
+        ("replay_sent_records_total", "replays.records_sent", "Records that replays sent."),
     ),
-    ("push_session_ends_total", _OUTBOX, (*_O, "reason"), "push.session_ends", "Push sessions that ended, by reason."),
-    ("push_buffer_bytes", _OUTBOX, _O, "push.buffer_bytes", "Bytes of records kept in memory for replicas."),
-    ("push_buffer_limit_bytes", _OUTBOX, _O, "push.buffer_limit_bytes", "The setting buffer_bytes_max of the push."),
-    (
-        "push_buffer_evicted_bytes_total", _OUTBOX, _O, "push.evicted_bytes",
-        "Bytes evicted from memory, which pushes then read from the log.",
+    (_NODE, ("outbox", "state")): (
+        ("node_standby", "standbys.is_there", "1 while a service stands by on this node, by its state."),
     ),
-    # -- shipping
-    ("destination_lag_records", _OUTBOX, _D, "destinations.records", "Records that the topic has not acknowledged."),
-    ("destination_lag_bytes", _OUTBOX, _D, "destinations.size_bytes", "Bytes that the topic has not acknowledged."),
-    (
-        "destination_lag_seconds", _OUTBOX, _D, "destinations.lag_ms",
-        "Age of the oldest unacknowledged record, by its timestamp.",
+    (_NODE, _P): (
+        ("node_log_offline", "logs.is_offline", "1 if the log's disk failed, else 0."),
+        ("node_log_waits_for_operator", "logs.is_waiting", "1 if the log needs an operator to follow its leader."),
+        ("node_last_contact_timestamp_seconds", "logs.last_contact_ms",
+         "Unix time of the leader's last request for the log; below 0 if there was none since the node started."),
     ),
-    (
-        "destination_stopped_partitions", _OUTBOX, _D, "destinations.stopped",
-        "Partitions that are not shipped until an operator acts; see pushrep status.",
+    (_NODE, ("call", "code")): (
+        ("node_refusals_total", "refusals.count", "Error codes in responses, one for each partition."),
     ),
-    ("destination_in_trouble", _OUTBOX, _D, "destinations.in_trouble", "1 while nothing can be shipped, else 0."),
-    (
-        "destination_trouble_seconds", _OUTBOX, _D, "destinations.away_ms",
-        "Seconds since shipping began to fail; 0 while it works.",
+    (_NODE, ("call", "identity")): (
+        ("node_unauthorised_total", "unauthorised.count", "Calls that were refused as unauthorised."),
     ),
-    (
-        "destination_fenced", _OUTBOX, _D, "destinations.is_fenced",
-        "1 while brokers refuse batches of other instances of the outbox.",
+    (_NODE, ("state",)): (
+        ("replay_sessions", "replay_states", "Replay sessions by state."),
     ),
-    (
-        "destination_earlier_unfenced", _OUTBOX, _D, "destinations.earlier_unfenced",
-        "1 if brokers may accept batches of earlier instances.",
+    (_NODE, ("reason",)): (
+        ("replay_session_ends_total", "replays.ended", "Replays that ended, by reason."),
     ),
-    (
-        "destination_shipped_records_total", _OUTBOX, _D, "destinations.counts.records",
-        "Records that the topic acknowledged.",
+    (_NODE, ("code",)): (
+        ("replay_refusals_total", "replays.refused", "Replays that were refused, by code."),
     ),
-    (
-        "destination_shipped_bytes_total", _OUTBOX, _D, "destinations.counts.size_bytes",
-        "Bytes of batches that the topic acknowledged.",
+    ("filter", _F): (
+        ("filter_kept_records_total", "filters.counts.kept", "Records with metadata that the filter kept."),
+        ("filter_dropped_records_total", "filters.counts.dropped", "Replayed records that the filter dropped."),
+        ("filter_late_records_total", "filters.counts.late", "Dropped records that are older than the window."),
+        ("filter_unkeyed_records_total", "filters.unchecked",
+         "Records kept without a check: they have no metadata, or another PID than the chosen ones."),
+        ("filter_jumped_offsets_total", "filters.counts.jumped", "Source offsets that are missing between records."),
+        ("filter_pairs", "filters.counts.pairs", "Pairs of PID and source partition that the filter has marks of."),
     ),
-    (
-        "destination_shipped_batches_total", _OUTBOX, _D, "destinations.counts.batches",
-        "Batches that the topic acknowledged.",
+    ("startpoints", ("state",)): (
+        ("startpoints", "", "Startpoints by state; one that readers have reached counts once for each reader."),
     ),
-    ("destination_retried_batches_total", _OUTBOX, _D, "destinations.counts.retried", "Batches that were sent again."),
-    (
-        "destination_errors_total", _OUTBOX, (*_D, "code"), "destinations.counts.errors",
-        "Batches that brokers answered with an error.",
-    ),
-    (
-        "destination_connections_total", _OUTBOX, _D, "destinations.counts.connections",
-        "Connections made to partition leaders at brokers.",
-    ),
-    (
-        "destination_taken_over_total", _OUTBOX, _D, "destinations.counts.taken_over",
-        "Times that another instance fenced this one.",
-    ),
-    # -- logs and disk
-    ("log_start_offset", _BOTH, _P, "parts.log_start_offset", "First offset that can be read."),
-    ("log_end_offset", _BOTH, _P, "parts.log_end_offset", "The offset that the next record gets."),
-    ("flushed_offset", _BOTH, _P, "parts.flushed_offset", "First offset not known to be on disk."),
-    ("high_watermark", _BOTH, _P, "parts.high_watermark", "First offset not known to be held by enough members."),
-    ("in_sync_members", _OUTBOX, _P, "parts.in_sync", "Members in the in-sync set, the leader counted."),
-    ("log_recoveries_total", _BOTH, _O, "outboxes.recovery.recoveries", "Logs that were opened after an unclean stop."),
-    ("log_recovery_seconds_total", _BOTH, _O, "outboxes.recovery.seconds", "Time spent on opening the logs."),
-    (
-        "log_recovery_cut_bytes_total", _BOTH, _O, "outboxes.recovery.cut_bytes",
-        "Bytes of torn tails that opening the logs cut off.",
-    ),
-    ("log_cuts_total", _BOTH, _O, "outboxes.recovery.cuts", "Times that an open log was truncated."),
-    (
-        "log_quarantines_total", _BOTH, _O, "outboxes.recovery.quarantines",
-        "Times that damaged batches were quarantined.",
-    ),
-    ("fsync_duration_seconds", _BOTH, _O, "outboxes.syncs", "Duration of a sync of a segment."),
-    ("disk_used_bytes", _BOTH, ("mount",), "outboxes.disk.used_bytes", "Used bytes of a file system with logs."),
-    ("disk_size_bytes", _BOTH, ("mount",), "outboxes.disk.size_bytes", "Size of a file system with logs."),
-    ("scrub_findings", _BOTH, _O, "outboxes.scrub.findings", "Sealed segments that are damaged, and not repaired yet."),
-    ("scrub_passes_total", _BOTH, _O, "outboxes.scrub.passes", "Times that the scrub has read all sealed segments."),
-    ("scrub_read_bytes_total", _BOTH, _O, "outboxes.scrub.bytes_read", "Bytes that the scrub has read."),
-    ("scrub_seals_made_total", _BOTH, _O, "outboxes.scrub.seals_made", "Segments that had no seal and got one."),
-    ("scrub_damaged_total", _BOTH, _O, "outboxes.scrub.damaged", "Sealed segments that were found damaged."),
-    (
-        "scrub_repaired_total", _BOTH, _O, "outboxes.scrub.repaired",
-        "Segments repaired with batches from another member.",
-    ),
-    # -- worker slots
-    ("slot_open", "slots", ("slot", *_O), "", "1 while a process has the slot open."),
-    ("slot_log_end_offsets", "slots", ("slot", *_O), "", "Log end offsets, summed over the slot's partitions."),
-    ("slot_unshipped_records", "slots", ("slot", *_D), "", "Records that the topic has not acknowledged."),
-    # -- nodes
-    ("node_connections", _NODE, (), "connections", "Open connections to the node."),
-    ("node_replica_epoch", _NODE, (), "replica_epoch", "The node's replica epoch, which each start raises."),
-    ("node_open_logs", _NODE, (), "logs", "Logs that the node has open."),
-    ("node_offline_logs", _NODE, (), "logs_offline", "Logs whose disk failed, or that need an operator to continue."),
-    (
-        "node_standby", _NODE, ("outbox", "state"), "standbys.is_there",
-        "1 while a service stands by on this node, by its state.",
-    ),
-    ("node_log_offline", _NODE, _P, "logs.is_offline", "1 if the log's disk failed, else 0."),
-    (
-        "node_log_waits_for_operator", _NODE, _P, "logs.is_waiting",
-        "1 if the log needs an operator to follow its leader.",
-    ),
-    (
-        "node_last_contact_timestamp_seconds", _NODE, _P, "logs.last_contact_ms",
-        "Unix time of the leader's last request for the log; below 0 if there was none since the node started.",
-    ),
-    (
-        "node_refusals_total", _NODE, ("call", "code"), "refusals.count",
-        "Error codes in responses, one for each partition.",
-    ),
-    (
-        "node_unauthorised_total", _NODE, ("call", "identity"), "unauthorised.count",
-        "Calls that were refused as unauthorised.",
-    ),
-    ("replay_sessions", _NODE, ("state",), "replay_states", "Replay sessions by state."),
-    ("replay_sessions_limit", _NODE, (), "replays.sessions_max", "The most replay sessions at once (max_sessions)."),
-    ("replay_lag_max_records", _NODE, (), "replays.lag_max", "Lag of the replay that is furthest behind, in records."),
-    (
-        "replay_stalled_seconds", _NODE, (), "replays.stalled_ms",
-        "The longest time for which a replay that is behind has sent nothing.",
-    ),
-    ("replay_sent_bytes_total", _NODE, (), "replays.bytes_sent", "Bytes that replays sent."),
-    ("replay_sent_records_total", _NODE, (), "replays.records_sent", "Records that replays sent."),
-    ("replay_session_ends_total", _NODE, ("reason",), "replays.ended", "Replays that ended, by reason."),
-    ("replay_refusals_total", _NODE, ("code",), "replays.refused", "Replays that were refused, by code."),
-    # -- filters and startpoints
-    ("filter_kept_records_total", "filter", _F, "filters.counts.kept", "Records with metadata that the filter kept."),
-    (
-        "filter_dropped_records_total", "filter", _F, "filters.counts.dropped",
-        "Replayed records that the filter dropped.",
-    ),
-    (
-        "filter_late_records_total", "filter", _F, "filters.counts.late",
-        "Dropped records that are older than the window.",
-    ),
-    (
-        "filter_unkeyed_records_total", "filter", _F, "filters.unchecked",
-        "Records kept without a check: they have no metadata, or another PID than the chosen ones.",
-    ),
-    (
-        "filter_jumped_offsets_total", "filter", _F, "filters.counts.jumped",
-        "Source offsets that are missing between records.",
-    ),
-    (
-        "filter_pairs", "filter", _F, "filters.counts.pairs",
-        "Pairs of PID and source partition that the filter has marks of.",
-    ),
-    (
-        "startpoints", "startpoints", ("state",), "",
-        "Startpoints by state; one that readers have reached counts once for each reader.",
-    ),
-)  # fmt: skip
+}  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
-    f"pushrep_{name}": Family(f"pushrep_{name}", by, labels, path, help_) for name, by, labels, path, help_ in _TABLE
+    f"pushrep_{name}": Family(f"pushrep_{name}", by, labels, path, help_)
+    for (by, labels), rows in _TABLE.items()
+    for name, path, help_ in rows
 }
 """All metrics by name, in the order of docs/metrics.md. A label without a value in a sample is empty."""
 

@@ -28,7 +28,8 @@ from tests.integration.test_alerts import promtool
 from tests.ports import reserve
 
 BOARD = Path(__file__).parents[2] / "docs" / "observability" / "dashboard.json"
-OF_THE_WORLD = {"PushrepCertificateExpires", "PushrepFilterGap"}  # a node's certificate, a job with one gap
+# a node's certificate, a job with one gap, a Kafka that is not there
+OF_THE_WORLD = {"PushrepCertificateExpires", "PushrepFilterGap", "PushrepKafkaAway"}
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
