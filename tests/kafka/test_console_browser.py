@@ -1,6 +1,7 @@
 """The console in a browser over the real thing: Chromium drives it, axe-core looks at it. Skipped where it is missing.
 
 PUSHREP_SCREENSHOTS=DIRECTORY keeps a picture of every page, light and dark; those of docs/console are made so.
+PUSHREP_DEMO=demo-out, what `make demo` left: the picture of the filters is of it.
 """
 
 import json
@@ -44,6 +45,7 @@ LOOKS = 50
 LOOKED_AT_EVERY_S = 0.5  # each time every page that is open asks for all of itself again
 MOVING = {"age_ms", "idle_ms", "silent_ms", "last_contact_ms", "disk"}
 PICTURES = Path(os.environ["PUSHREP_SCREENSHOTS"]).absolute() if "PUSHREP_SCREENSHOTS" in os.environ else None
+DEMO = Path(os.environ["PUSHREP_DEMO"]).absolute() if "PUSHREP_DEMO" in os.environ else None
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
@@ -130,6 +132,18 @@ def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
             assert without_javascript.locator("#member-table tbody tr").count() == 3
             assert without_javascript.get_by_role("button", name="Copy").count() == 0
     a_failover_is_seen_while_the_page_is_open(fleet, tab)
+
+
+@pytest.mark.skipif(DEMO is None, reason="PUSHREP_DEMO names no directory of a demo that ran")
+def test_the_filters_page_shows_what_the_demos_filter_dropped(tab, tmp_path, monkeypatch):
+    monkeypatch.chdir(DEMO.parent)  # pictures show short paths
+    dropped = json.loads((DEMO / "summary.json").read_text(encoding="utf-8"))["dropped"]
+    with serve(tmp_path, marks=[f"{DEMO.name}/marks"]) as server:
+        for scheme in ("light", "dark"):
+            page = tab(f"{server.url}/filter", color_scheme=scheme, viewport={"width": 1200, "height": 760})
+            assert page.locator(".batch-table tfoot td").nth(3).inner_text() == f"{dropped:,}"
+            if PICTURES:
+                keep_pictures(page, f"filters-{scheme}", 1200)
 
 
 def every_page_shows_the_values_of_status(server, page, fleet, capfd):
@@ -277,7 +291,7 @@ def everybody_can_use_it(server, tab):
         for name, path in PATHS.items():
             page.goto(server.url + path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            if PICTURES:
+            if PICTURES and name != "filters":
                 keep_pictures(page, f"{name}-{scheme}", width)
             if rules and name not in {"fleet", "outbox"}:
                 continue
