@@ -243,14 +243,16 @@ def rate_of(past: Sequence[Point]) -> float | None:
 
 
 def rates_of(past: Sequence[Point]) -> Sequence[tuple[float, float | None]]:
-    """(seconds ago, records a second since the point before); None if a reading between them is missing."""
+    """(seconds ago, records a second since the point before); None if a reading between them is missing. The newest
+    point is left out while it is too near to the one before for a rate.
+    """
     return [
         (
             past[-1].at_s - after.at_s,
             None if took_s > _MISSING_S else max(0, after.end - before.end) / took_s,
         )
         for before, after in pairwise(past)
-        if (took_s := after.at_s - before.at_s) > 0
+        if (took_s := after.at_s - before.at_s) >= STEP_S / 2
     ]
 
 

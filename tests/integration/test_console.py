@@ -186,6 +186,7 @@ def test_charts_share_one_time_and_have_a_scale_above_their_values():
     rate, _, topic = pages.series_of(past)
     assert pages.past_s(past) == 70
     assert list(rate.points) == [(60, 100), (50, 100), (10, None), (0, 100)], "a reading is missing in between"
+    assert len(pages.rates_of([*past, watch.Point(71, 9_000, 0, 5, None)])) == 4, "a second is too short for a rate"
     assert [ago for ago, _ in topic.points] == [70, 60, 50, 10, 0]
     assert (rate.top, topic.top) == (200, 10), "no constant value lies on the border"
     assert pages.Series("", "", [(0, 0)]).top == 1
