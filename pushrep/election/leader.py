@@ -158,7 +158,7 @@ class PartitionLeader:
 
     @property
     def may_append_all(self) -> bool:
-        """Whether an append with ALL may begin; else NOT_ENOUGH_REPLICAS."""
+        """Whether an append with ALL may begin; else NotEnoughReplicas."""
         return not self.has_resigned and self.grant.may_acknowledge(self.in_sync)
 
     @property

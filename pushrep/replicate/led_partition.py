@@ -156,7 +156,7 @@ class LedPartition:
 
     @property
     def may_append_all(self) -> bool:
-        """Whether an append that waits for enough members may begin; else NOT_ENOUGH_REPLICAS."""
+        """Whether an append that waits for enough members may begin; else NotEnoughReplicas."""
         return self.leader.may_append_all
 
     def start(self) -> None:

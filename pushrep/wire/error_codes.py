@@ -22,13 +22,10 @@ class ErrorCode(IntEnum):
     OFFSET_OUT_OF_RANGE = 1
     CORRUPT_MESSAGE = 2
     REQUEST_TIMED_OUT = 7
-    MESSAGE_TOO_LARGE = 10
-    NOT_ENOUGH_REPLICAS = 19
     UNSUPPORTED_VERSION = 35
     INVALID_REQUEST = 42
     KAFKA_STORAGE_ERROR = 56
     FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
     LOG_DIVERGED = 1000
@@ -84,13 +81,10 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorRow] = MappingProxyType(
         ErrorCode.OFFSET_OUT_OF_RANGE: ErrorRow(_FINAL, "the offset lies above the log's end, or below its start"),
         ErrorCode.CORRUPT_MESSAGE: ErrorRow(_AGAIN, "a record batch is damaged or of an impossible epoch"),
         ErrorCode.REQUEST_TIMED_OUT: ErrorRow(_AGAIN, "the peer could not finish in time"),
-        ErrorCode.MESSAGE_TOO_LARGE: ErrorRow(_FINAL, "a record batch is larger than the peer's log takes"),
-        ErrorCode.NOT_ENOUGH_REPLICAS: ErrorRow(_AGAIN, "fewer members are in sync than acks=ALL needs"),
         ErrorCode.UNSUPPORTED_VERSION: ErrorRow(_FINAL, "the call is known, its version is not"),
         ErrorCode.INVALID_REQUEST: ErrorRow(_FINAL, "the request contradicts itself or names a bad value"),
         ErrorCode.KAFKA_STORAGE_ERROR: ErrorRow(_FINAL, "the peer's disk failed or is full"),
         ErrorCode.FENCED_LEADER_EPOCH: ErrorRow(_FINAL, "the peer has seen a newer leader epoch or grant"),
-        ErrorCode.UNKNOWN_LEADER_EPOCH: ErrorRow(_AGAIN, "the peer has not seen this leader epoch yet"),
         ErrorCode.UNKNOWN_TOPIC_ID: ErrorRow(_FINAL, "no such log here, and the sender may not create it"),
         ErrorCode.INCONSISTENT_TOPIC_ID: ErrorRow(_FINAL, "a log of that name has another topic id"),
         ErrorCode.LOG_DIVERGED: ErrorRow(_FINAL, "the logs differ at or before the append offset"),

@@ -9,7 +9,7 @@ from pushrep.election.messages import PushSessionEndReason
 from pushrep.wire.calls import CALLS
 from pushrep.wire.error_codes import ERROR_TABLE, ErrorCode
 
-OTHERWISE = {"CORRUPT_MESSAGE": "CorruptRecord", "MESSAGE_TOO_LARGE": "MessageSizeTooLarge"}
+OTHERWISE = {"CORRUPT_MESSAGE": "CorruptRecord"}
 
 
 def tables():
