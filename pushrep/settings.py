@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pushrep.errors import BadArgument
 
@@ -25,6 +26,7 @@ DURATION_MAX_S = DURATION_MAX_MS // 1000
 
 _ENTRY = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 _NOTHING = {"none", "never"}
+_Made = TypeVar("_Made")
 _KNOWN: "dict[object, Mapping[str, Setting]]" = {}
 
 
@@ -152,6 +154,30 @@ def check(settings: object, prefix: str = "") -> None:
     """Check every field of a dataclass's object. Raises BadArgument, which names the field, after `prefix`."""
     for name, setting in settings_of(type(settings)).items():
         setting.check(getattr(settings, name), prefix)
+
+
+def with_near_names(made: type[_Made]) -> type[_Made]:
+    """Have a dataclass refuse an unknown name by BadArgument with the nearest one, as a file's is refused."""
+    shown: Any = made
+    init = shown.__init__
+
+    @wraps(init)
+    def checked(self: _Made, *unnamed: object, **given: object) -> None:
+        for name in given:
+            if name not in settings_of(made):
+                raise BadArgument(name, f"is no setting of {made.__name__}{did_you_mean(name, settings_of(made))}")
+        init(self, *unnamed, **given)
+
+    shown.__init__ = checked
+    return made
+
+
+def whole_number(argument: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """A number that a caller gave as an argument. Raises BadArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        wanted = f"of at least {least}" if most is None else f"between {least} and {most}"
+        raise BadArgument(argument, f"give a whole number {wanted}, not {value!r}")
+    return value
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:

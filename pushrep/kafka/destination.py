@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pushrep.errors import BadArgument
-from pushrep.settings import Between, OneOf, check, settings_of
+from pushrep.settings import Between, OneOf, check, settings_of, with_near_names
 from pushrep.topic_id_partition import topic_fault
 
 _TOKENS = "OAUTHBEARER"
@@ -24,6 +24,7 @@ Token = Callable[[], tuple[str, float]]
 """Returns an OAuth token and when it expires (Unix time, seconds). It is called in other threads."""
 
 
+@with_near_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDestination:
     """Where an outbox's records go: `Outbox.open(..., kafka=KafkaDestination(bootstrap_servers="broker:9092"))`.

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from pushrep.errors import BadArgument
 from pushrep.records import HEADER_BYTES, Codec
-from pushrep.settings import DURATION_MAX_MS, Between, check
+from pushrep.settings import DURATION_MAX_MS, Between, check, with_near_names
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -68,6 +68,7 @@ class DiskLimits:
             )
 
 
+@with_near_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """How a log is laid out and flushed. Names follow Kafka's topic settings where it has them.

@@ -24,6 +24,7 @@ from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, status_of
+from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.outbox")
 PARTITIONS_AT_ONCE = 1000
@@ -63,7 +64,7 @@ def _skip(facts: Facts, arguments: Mapping[str, Any]) -> bool:
 
 
 def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
-    for_ms, reason = _number(arguments, "for_ms", 0), arguments.get("reason", "")
+    for_ms, reason = whole_number("for_ms", arguments.get("for_ms", 0)), arguments.get("reason", "")
     if not isinstance(reason, str) or len(reason) > _REASON_CHARACTERS:
         raise BadArgument("reason", f"give a text of at most {_REASON_CHARACTERS} characters")
     if facts.replication is None:
@@ -78,12 +79,5 @@ def _skip_all(facts: Facts, arguments: Mapping[str, Any]) -> bool:
 
 
 def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    first, count = _number(arguments, "first", 0), _number(arguments, "count", 0)
+    first, count = (whole_number(name, arguments.get(name, 0)) for name in ("first", "count"))
     return status_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE))).as_dict()
-
-
-def _number(arguments: Mapping[str, Any], name: str, default: int) -> int:
-    value = arguments.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadArgument(name, f"give a number of at least 0, got {value!r}")
-    return value

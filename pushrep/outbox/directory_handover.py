@@ -57,6 +57,7 @@ from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate import LastContact, ReplicaNode
 from pushrep.replicate.election_state import find_election_state
+from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
@@ -129,9 +130,7 @@ class HandoverSocket(ClosedAtExit):
             connection.close()
 
     def _stop(self, connection: socket.socket, arguments: Mapping[str, Any]) -> dict[str, bool]:
-        session_id = arguments.get("session_id")
-        if not isinstance(session_id, int) or isinstance(session_id, bool) or not 0 <= session_id < 1 << 63:
-            raise BadArgument("session_id", f"give the session's number, got {session_id!r}")
+        session_id = whole_number("session_id", arguments.get("session_id"), 0, (1 << 63) - 1)
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return {"stopped": self._node.stop_replay(session_id, f"process {pid} of user {uid}")}

@@ -29,6 +29,7 @@ from pushrep.errors import BadArgument
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, is_topic, slot_directories
 from pushrep.log.inspection import is_log
 from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers
+from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -60,10 +61,7 @@ class OutboxIdentity:
             raise BadArgument("producer", f"{self.producer!r} is no text that UTF-8 can carry")
         if not isinstance(self.topic, str) or not is_topic(self.topic):
             raise BadArgument("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
-        if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
-            raise BadArgument("partitions", f"give a number, got {self.partitions!r}")
-        if not 1 <= self.partitions <= PARTITIONS_MAX:
-            raise BadArgument("partitions", f"give 1 to {PARTITIONS_MAX}, got {self.partitions}")
+        whole_number("partitions", self.partitions, 1, PARTITIONS_MAX)
         if self.carrier not in CARRIERS:
             raise BadArgument("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")
 

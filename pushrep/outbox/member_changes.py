@@ -23,6 +23,7 @@ from pushrep.errors import BadArgument
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.status import Facts
 from pushrep.replicate.sockets import Address
+from pushrep.settings import whole_number
 from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
@@ -222,32 +223,27 @@ def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any
         address, least, replaced = arguments.get("address"), _least(arguments), arguments.get("replaced")
         if not isinstance(address, str):
             raise BadArgument("address", f"give host:port, got {address!r}")
-        if replaced is not None and (isinstance(replaced, bool) or not isinstance(replaced, int)):
-            raise BadArgument("replaced", f"give a member's number, got {replaced!r}")
+        if replaced is not None:
+            whole_number("replaced", replaced)
         return add_member(facts, address, least, replaced=replaced).as_dict()
 
     def remove(arguments: Mapping[str, Any]) -> Any:
-        index, least = arguments.get("index"), _least(arguments)
-        if isinstance(index, bool) or not isinstance(index, int):
-            raise BadArgument("index", f"give a member's number, got {index!r}")
-        return remove_member(facts, index, least).as_dict()
+        return remove_member(facts, whole_number("index", arguments.get("index")), _least(arguments)).as_dict()
 
     def replace(arguments: Mapping[str, Any]) -> Any:
         address, lost = arguments.get("address"), arguments.get("lost")
         if not isinstance(address, str):
             raise BadArgument("address", f"give host:port, got {address!r}")
-        if not isinstance(lost, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in lost):
+        if not isinstance(lost, list):
             raise BadArgument("lost", f"give the members' numbers, got {lost!r}")
-        return replace_lost(facts, address, lost).as_dict()
+        return replace_lost(facts, address, [whole_number("lost", one) for one in lost]).as_dict()
 
     return {"add-member": add, "remove-member": remove, "replace-lost": replace}
 
 
 def _least(arguments: Mapping[str, Any]) -> int | None:
     value = arguments.get("min_insync_replicas")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise BadArgument("min_insync_replicas", f"give a number, got {value!r}")
-    return value
+    return None if value is None else whole_number("min_insync_replicas", value)
 
 
 def _replication(facts: Facts) -> "Replication":

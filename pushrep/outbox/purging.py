@@ -18,14 +18,15 @@ from pushrep.log.directory_files import log_name
 from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
+from pushrep.settings import whole_number
 
 
 def purge_open(logs: Mapping[int, SegmentLog], arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The control call: `partition` (None: all), `before_offset` or `before_ms`, `dry_run`. Raises BadArgument."""
     only, offset, time_ms = (arguments.get(name) for name in ("partition", "before_offset", "before_ms"))
     for name, value in (("partition", only), ("before_offset", offset), ("before_ms", time_ms)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise BadArgument(name, f"give a number, got {value!r}")
+        if value is not None:
+            whole_number(name, value)
     if only is not None and only not in logs:
         raise BadArgument("partition", f"{only} is not one of the {len(logs)}, counted from 0")
     chosen = logs.values() if only is None else [logs[only]]

@@ -12,7 +12,7 @@ from pushrep.log import Durability, LogConfig
 from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check
+from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
 
 BATCH_BYTES = 256 << 10
 """Small enough that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
@@ -46,6 +46,7 @@ class OnDiverged(Enum):
     """They go on. Nothing is shipped until `pushrep outbox rebase`."""
 
 
+@with_near_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxConfig:
     """Limits, times and sizes of an outbox: `Outbox.open(..., config=OutboxConfig(linger_ms=20))`. Any of them may be

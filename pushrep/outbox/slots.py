@@ -20,6 +20,7 @@ from pushrep.log.errors import LogLocked
 from pushrep.log.inspection import is_log
 from pushrep.outbox.errors import NoFreeSlot
 from pushrep.outbox.identity import FILE_NAME
+from pushrep.settings import whole_number
 
 _Outbox = TypeVar("_Outbox")
 
@@ -27,8 +28,7 @@ _Outbox = TypeVar("_Outbox")
 def open_free_slot(directory: Path | str, slots: int, open_outbox: Callable[[Path], _Outbox]) -> _Outbox:
     """Open the first slot that no process holds. Raises NoFreeSlot, BadArgument, what opening raises."""
     parent = checked_path("directory", directory)
-    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= SLOTS_MAX:
-        raise BadArgument("slots", f"give 1 to {SLOTS_MAX}, got {slots!r}")
+    whole_number("slots", slots, 1, SLOTS_MAX)
     if (parent / FILE_NAME).exists():
         raise BadArgument(
             "directory", f"{parent} is an outbox itself: name the directory above its slots, or use Outbox.open"

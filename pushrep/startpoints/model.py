@@ -43,6 +43,7 @@ from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import is_topic, shown_name
+from pushrep.settings import whole_number
 from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63
@@ -121,8 +122,7 @@ class Startpoint:
     def _check_replace_until(self, until: object) -> None:
         if self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks:
             raise BadArgument("replace_until", "it is for an offset, with reset_marks")
-        if isinstance(until, bool) or not isinstance(until, int) or not (self.value or 0) < until < OFFSET_END:
-            raise BadArgument("replace_until", f"give an offset above {self.value}, not {until!r}")
+        whole_number("replace_until", until, (self.value or 0) + 1, OFFSET_END - 1)
 
     @classmethod
     def specific(
@@ -301,8 +301,7 @@ def check_topic(topic: object) -> None:
 
 def check_partition(partition: object) -> None:
     """Raise BadArgument for what is no partition number."""
-    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= PARTITION_MAX:
-        raise BadArgument("partition", f"give a number from 0 to {PARTITION_MAX}, not {partition!r}")
+    whole_number("partition", partition, 0, PARTITION_MAX)
 
 
 class State(StrEnum):

@@ -47,6 +47,7 @@ from filtering.extras import MissingExtra, needed_by
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
+from pushrep.settings import whole_number
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
     NotApplied,
@@ -371,8 +372,7 @@ class StartpointStore(ClosedAtExit):
         False, and nothing is stored, as long as the run made no progress past what the startpoint resolved to: a start
         alone uses nothing up. Raises PartitionLost, NotApplied.
         """
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise BadArgument("offset", f"give an offset, not {offset!r}")
+        whole_number("offset", offset)
         self._check()
         with self._journal.locked():
             checkpoint = self._owned(claim)
@@ -460,8 +460,8 @@ class StartpointStore(ClosedAtExit):
             if not isinstance(one, Startpoint):
                 raise BadArgument("startpoint", f"give a Startpoint, as Startpoint.earliest(), not {one!r:.60}")
         check_text("reason", reason)
-        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
-            raise BadArgument("ttl_s", f"give whole seconds above 0, or None for never, not {ttl_s!r}")
+        if ttl_s is not None:
+            whole_number("ttl_s", ttl_s, 1)
         who = author_name(author)
         with self._transaction() as change:
             sequences = [change.next_sequence + n for n in range(len(wanted))]

@@ -72,7 +72,7 @@ def test_each_worker_gets_a_slot_and_a_freed_one_is_taken_again(tmp_path):
     second.close()
     with pytest.raises(BadArgument, match="directory above its slots"):
         open_slot(tmp_path / "slot-0")
-    with pytest.raises(BadArgument, match="slots: give 1 to"):
+    with pytest.raises(BadArgument, match="slots: give a whole number between 1 and"):
         open_slot(tmp_path, slots=0)
 
 

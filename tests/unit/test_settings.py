@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pushrep import Acks, Durability
+from pushrep import Acks, Durability, KafkaDestination, LogConfig, OutboxConfig
 from pushrep.cli import main
 from pushrep.cli.main import cli
 from pushrep.errors import BadArgument
 from pushrep.outbox import Outbox
 from pushrep.outbox.configured import all_settings, outbox_settings
+from pushrep.replay.plan import ReplaySettings
+from pushrep.replicate.settings import PushSettings
+from pushrep.settings import settings_of
 from tests.house import settings_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -102,6 +105,44 @@ def test_what_can_t_be_is_refused_by_name(tmp_path, text, variables, said):
     with pytest.raises((BadArgument, BadArgument)) as refused:
         outbox_settings(tmp_path / "f.toml", variables)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: OutboxConfig(linger=5), "linger: is no setting of OutboxConfig; did you mean linger_ms?"),
+        (lambda: LogConfig(retention_mss=5), "did you mean retention_ms?"),
+        (lambda: KafkaDestination(bootstrap_server="a:1"), "did you mean bootstrap_servers?"),
+    ],
+)
+def test_a_misspelt_name_in_the_code_is_refused_with_the_nearest(make, said):
+    with pytest.raises(BadArgument) as refused:
+        make()
+    assert said in str(refused.value)
+
+
+def test_code_file_and_variables_set_one_config(tmp_path):
+    """Each setting wins over the one before it, not over the others."""
+    (tmp_path / "f.toml").write_text("[outbox]\nlinger_ms = 7\n[log]\nflush_ms = 70\n")
+    config = OutboxConfig(linger_ms=1, block_ms=2, log_config=LogConfig(flush_ms=3, retention_ms=4))
+    found = outbox_settings(
+        tmp_path / "f.toml", {"PUSHREP_LOG_RETENTION_MS": "none"},
+        directory="d", topic="t", partitions=1, producer="p", config=config,
+    )["config"]  # fmt: skip
+    assert found == OutboxConfig(linger_ms=7, block_ms=2, log_config=LogConfig(flush_ms=70, retention_ms=None))
+
+
+@pytest.mark.parametrize("made", [OutboxConfig, LogConfig, KafkaDestination, PushSettings, ReplaySettings])
+def test_each_number_is_refused_just_outside_its_range_and_taken_at_its_ends(made):
+    needed = {"bootstrap_servers": "a:1"} if made is KafkaDestination else {}
+    for name, setting in settings_of(made).items():
+        if setting.within is None:
+            continue
+        setting.check(setting.within.least)
+        least, most = setting.within
+        for wrong in (least - 1, True, "1", *([] if most is None else [most + 1])):
+            with pytest.raises(BadArgument, match=f"^{name}: give "):
+                made(**needed, **{name: wrong})
 
 
 def test_the_page_is_made_from_the_code():
