@@ -66,14 +66,6 @@ _MINUTES_FROM_S = 100  # a shorter time is said in seconds
 MARKS_GROUP = "pushrep.marks_looks"
 
 
-class CantListenThere(PushrepError):
-    """The console's address is in use, or does not belong to this machine: give another `--listen`."""
-
-    def __init__(self, address: str, why: str) -> None:
-        super().__init__(f"can't listen on {address}: {why}")
-        self.address, self.why = address, why
-
-
 class Guard:
     """Around the whole application: what `ConsoleAccess` refuses reaches no route; each answer has the headers.
 
@@ -283,8 +275,8 @@ class ConsoleSettings:
 
 
 class ConsoleServer:
-    """A server that listens from its construction until `stop`. A context manager. Raises CantListenThere,
-    BadArgument.
+    """A server that listens from its construction until `stop`. A context manager. Raises BadArgument for an address
+    that is in use or not this machine's, and for a certificate that can't be used.
     """
 
     def __init__(self, watch: PlaceWatch, settings: ConsoleSettings) -> None:
@@ -364,7 +356,7 @@ def _listen(address: Address) -> socket.socket:
         found.listen(128)
     except OSError as error:
         found.close()
-        raise CantListenThere(str(address), error.strerror or str(error)) from error
+        raise BadArgument("listen", f"can't listen on {address}: {error.strerror or error}") from error
     return found
 
 

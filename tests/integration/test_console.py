@@ -576,3 +576,8 @@ def test_a_filters_page_shows_the_marks_of_a_query_that_runs(tmp_path):
 
 def test_a_console_without_marks_says_how_to_name_them(console):
     assert "pushrep console --marks" in get(console, "/filter")[2]
+
+
+def test_an_address_that_is_taken_is_named(console, tmp_path):
+    with pytest.raises(BadArgument, match=f"can't listen on {console.address}"):
+        serve(tmp_path, access=ConsoleAccess(listen=console.address))
