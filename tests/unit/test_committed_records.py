@@ -6,8 +6,8 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, TopicPartition, Uuid
 
-from pushrep.kafka import KafkaDestination, store_topic
-from pushrep.kafka.store_topic import CommittedRecords
+from pushrep.kafka import KafkaDestination, startpoints
+from pushrep.kafka.startpoints import CommittedRecords
 from pushrep.kafka.topic import TopicFacts
 
 
@@ -72,8 +72,8 @@ class _Admin:
 
 def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time(monkeypatch):
     log = _Log()
-    monkeypatch.setattr(store_topic, "Consumer", lambda _settings: log)
-    monkeypatch.setattr(store_topic, "AdminClient", lambda _settings: _Admin())
+    monkeypatch.setattr(startpoints, "Consumer", lambda _settings: log)
+    monkeypatch.setattr(startpoints, "AdminClient", lambda _settings: _Admin())
     facts = TopicFacts("marks", UUID(int=7), 1, "compact", 1 << 20, -1, False, 86_400_000)
     destination = KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks")
     records = CommittedRecords(destination, facts, lambda: 10.0)
