@@ -30,9 +30,8 @@ from pushrep.cli.startpoint_options import (
 )
 from pushrep.cli.startpoint_repair import repair
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.errors import PushrepError
 from pushrep.log.directory_files import shown_name
-from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, Startpoint, State, Target, Written
+from pushrep.startpoints import EventLog, ReaderState, Startpoint, StartpointRefused, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 from pushrep.status.table import count, time_text
 
@@ -90,7 +89,7 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
     event_log = written_store_of(directory, store).event_log()
     written = event_log.written(sequence)
     if written is None:
-        raise NoSuchStartpoint(sequence)
+        raise StartpointRefused(f"there is no startpoint {sequence}: look with list")
     if as_json:
         show_json(_as_dict(event_log, written))
         return
@@ -201,10 +200,6 @@ def _as_dict(event_log: EventLog, written: Written) -> dict[str, Any]:
         "superseded_by": event_log.superseded_by(written.sequence),
     }
     return {**fields, **state, "readers": readers}
-
-
-class WouldFail(PushrepError):
-    """The startpoint is out of range of a log now. Give another place, --out-of-range, or --unchecked."""
 
 
 @click.command("set", short_help="Set where a consumer starts next.")
@@ -328,18 +323,16 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run: bool = False) -> None:
-    """Raise WouldFail if the startpoint can't be resolved now, or there is no log of it. A dry run only prints the
-    former.
-    """
+    """Raise StartpointRefused if there is no log of it, or it can't be resolved now; a dry run prints the latter."""
     if not rows:
         name = target.topic if target.partition is None else shown_name(target.topic, target.partition)
-        raise WouldFail(
+        raise StartpointRefused(
             f"{directory} holds no log of {name}: correct the name, or give --unchecked for a topic elsewhere"
         )
     failing = [row for row in rows if row.offset is None]
     if failing and not dry_run:
         places = "; ".join(f"{shown_name(target.topic, row.partition)}: {row.why}" for row in failing)
-        raise WouldFail(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
+        raise StartpointRefused(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
 
 
 def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:

@@ -15,17 +15,23 @@ import click
 
 from pushrep.cli.common import show_json
 from pushrep.cli.startpoint_options import partitions_of, store_of, with_store
-from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_at, shown_name
-from pushrep.startpoints import Kind, OutOfRange, Reader, ReaderState, Startpoint, State, Unresolved, facts_of, resolve
+from pushrep.startpoints import (
+    Kind,
+    OutOfRange,
+    Reader,
+    ReaderState,
+    Startpoint,
+    StartpointRefused,
+    State,
+    Unresolved,
+    facts_of,
+    resolve,
+)
 
 _EARLIEST, _LATEST = -2, -1
 _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATEST}
-
-
-class NotExportable(PushrepError):
-    """The startpoints can't be expressed as options of that source."""
 
 
 @click.command(short_help="Print options for a fresh Spark checkpoint.")
@@ -71,11 +77,11 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     opened.sweep()
     numbers = list(range(partitions)) if partitions is not None else partitions_of(directory, topic)
     if not numbers:
-        raise NotExportable(f"{directory} holds no log of {topic}: give its number of partitions, --partitions N")
+        raise StartpointRefused(f"{directory} holds no log of {topic}: give its number of partitions, --partitions N")
     pending = {n: opened.read(consumer, topic, n) for n in numbers}
     for n, found in pending.items():
         if found is not None and found.state is State.FAILED:
-            raise NotExportable(
+            raise StartpointRefused(
                 f"startpoint {found.sequence} failed at {shown_name(topic, n)}: {found.failure}; cancel it first"
             )
     stands_at = {n: opened.checkpoint(Reader(consumer, topic, n)).offset for n in numbers}
@@ -94,7 +100,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
 def kafka_words(
     topic: str, pending: Mapping[int, ReaderState | None], stands_at: Mapping[int, int | None], default: str
 ) -> dict[str, str]:
-    """The options of Spark's Kafka source, which accepts offsets or times, not both. Raises NotExportable."""
+    """The options of Spark's Kafka source, which accepts offsets or times, not both. Raises StartpointRefused."""
     times, offsets, policies = {}, {}, set()
     for n, found in pending.items():
         if found is not None and (ms := _time_ms(found)) is not None:
@@ -107,12 +113,12 @@ def kafka_words(
     # A partition without a time can only start at the earliest offset there: time 0.
     others = [n for n, offset in offsets.items() if offset != _EARLIEST]
     if others:
-        raise NotExportable(
+        raise StartpointRefused(
             f"{topic}: partition {others[0]} starts at an offset and partition {min(times)} at a time, which Spark's "
             "Kafka source can't mix: set startpoints with offsets for all partitions, or with times for all"
         )
     if len(policies) > 1 or OutOfRange.EARLIEST in policies:
-        raise NotExportable(
+        raise StartpointRefused(
             f"{topic}: Spark's Kafka source has one policy for times without a record, error or latest; "
             f"these startpoints have --out-of-range {', '.join(sorted(policies))}: set them again with the same one"
         )
@@ -142,7 +148,7 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
     if startpoint.kind is Kind.RELATIVE_RECORDS and checkpoint is not None and startpoint.value is not None:
         return max(0, checkpoint + startpoint.value)
     if startpoint.value is None or startpoint.kind is not Kind.SPECIFIC_OFFSET:
-        raise NotExportable(
+        raise StartpointRefused(
             f"{shown_name(topic, n)}: startpoint {found.sequence}, {startpoint}, needs a checkpoint of the consumer, "
             "and the store has none: set an offset instead"
         )
@@ -152,7 +158,7 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
 def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
     directory: Path, topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str
 ) -> int:
-    """The start offset, resolved by the log in `directory`. Raises NotExportable, NotALog."""
+    """The start offset, resolved by the log in `directory`. Raises StartpointRefused, NotALog."""
     if found is not None and found.applied is not None:
         return found.applied.offset
     if found is None and checkpoint is not None:
@@ -164,7 +170,7 @@ def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
     with SegmentLog.open_reader(log_at(directory, topic, n)) as reader:
         answer = resolve(startpoint, facts_of(reader), created_ms=created_ms, position=checkpoint)
     if isinstance(answer, Unresolved):
-        raise NotExportable(f"{shown_name(topic, n)}: {answer.why}")
+        raise StartpointRefused(f"{shown_name(topic, n)}: {answer.why}")
     return answer.offset
 
 

@@ -32,7 +32,6 @@ from pushrep.cli.startpoint_options import (
     with_store,
 )
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.errors import PushrepError
 from pushrep.log import LogReader, SegmentLog
 from pushrep.log.directory_files import log_at, shown_name
 from pushrep.startpoints import (
@@ -40,6 +39,7 @@ from pushrep.startpoints import (
     Kind,
     Reader,
     Startpoint,
+    StartpointRefused,
     StartpointStore,
     State,
     Unresolved,
@@ -53,11 +53,8 @@ _FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}
 _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
 
 
-class CantRepair(PushrepError):
-    """The repair is impossible now; the message has the reason. Nothing was written."""
-
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"{where}: {why}. Nothing was written")
+def _refused(where: str, why: str) -> StartpointRefused:
+    return StartpointRefused(f"{where}: {why}. Nothing was written")
 
 
 class LoweredMark(NamedTuple):
@@ -193,9 +190,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not parts:
         where = "from --from on" if end is None else "between --from and --to"
         why = f"{consumer} has read no record {where}" if known else f"{directory} holds no log of it"
-        raise CantRepair(topic, why)
+        raise _refused(topic, why)
     if sink is not None and not any(part.rows for part in parts):
-        raise CantRepair(topic, "the sink has no row to replace: check that --sink is the job's")
+        raise _refused(topic, "the sink has no row to replace: check that --sink is the job's")
     if all(opened.checkpoint(Reader(consumer, name, part.partition)).offset is None for part in parts):
         click.echo(
             f"{consumer} has no position in the store yet: check that --consumer is the job's. The end of its rows is "
@@ -243,7 +240,7 @@ class _Look(NamedTuple):
         return f"from {place_text(self.start)}" + ("" if self.end is None else f" to {place_text(self.end)}")
 
     def place(self, partition: int) -> _Place | None:
-        """Where the repair of a partition begins and ends; None if it has no records there. Raises CantRepair."""
+        """Where a partition's repair begins and ends; None if it has no records there. Raises StartpointRefused."""
         checkpoint = self.store.checkpoint(Reader(self.consumer, self.topic, partition)).offset
         with self._log(partition) as log:
             facts = facts_of(log)
@@ -254,24 +251,24 @@ class _Look(NamedTuple):
         if isinstance(start, Unresolved):
             if self.start.kind in _BY_TIME:  # all records of this partition are older
                 return None
-            raise CantRepair(shown_name(self.topic, partition), start.why)
+            raise _refused(shown_name(self.topic, partition), start.why)
         end_offset = facts.end if isinstance(end, Unresolved) else None if end is None else end.offset
         if end_offset is not None and end_offset <= start.offset:
             return None
         return _Place(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset)
 
     def held(self, starts: Mapping[int, int]) -> "Mapping[int, array[int]]":
-        """The offsets of the sink's rows at or above each partition's start, ascending. Raises CantRepair."""
+        """The offsets of the sink's rows at or above each partition's start, ascending. Raises StartpointRefused."""
         if self.sink is None or not starts:
             return dict.fromkeys(starts, array("q"))
         try:
             found: Mapping[int, array[int]] = self.sink.held(self.topic, starts)
         except self.sink.refusals as error:
-            raise CantRepair(self.topic, str(error)) from error
+            raise _refused(self.topic, str(error)) from error
         return found
 
     def part(self, place: _Place, held: "array[int]") -> PartitionRepair | None:
-        """The repair of a partition; None if it has nothing to repair. Raises CantRepair."""
+        """The repair of a partition; None if it has nothing to repair. Raises StartpointRefused."""
         partition, log_start, log_end, checkpoint, start, end = place
         stood_at = max(checkpoint, held[-1] + 1 if held else 0)
         if stood_at <= start:
@@ -292,14 +289,14 @@ class _Look(NamedTuple):
         return SegmentLog.open_reader(log_at(self.directory, self.topic, partition))
 
     def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
-        """Raise CantRepair if another startpoint is pending, or an earlier repair still reads records that this one
-        would skip: its rows would stay wrong.
+        """Raise StartpointRefused if another startpoint is pending, or an earlier repair still reads records that this
+        one would skip: its rows would stay wrong.
         """
         where = shown_name(reader.topic, reader.partition)
         waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
         if waiting is not None and waiting.state is not State.FAILED:
             then = "apply it, or cancel it first" if waiting.state is State.PENDING else "read on, and call again"
-            raise CantRepair(where, f"startpoint {waiting.sequence} is {waiting.state}: let the job {then}")
+            raise _refused(where, f"startpoint {waiting.sequence} is {waiting.state}: let the job {then}")
         for written in reversed(list(self.event_log.all_written())):
             found = self.event_log.reader_state(written.sequence, reader)
             if found is None or found.applied is None or not written.startpoint.reset_marks:
@@ -310,7 +307,7 @@ class _Look(NamedTuple):
                     f"{reader.consumer} reads again up to {through} for startpoint {written.sequence}, and its last "
                     f"checkpoint, which it writes each minute, is {checkpoint}: wait, or start at {checkpoint} or below"
                 )
-                raise CantRepair(where, why + (", without --to" if end is not None else ""))
+                raise _refused(where, why + (", without --to" if end is not None else ""))
             return
 
     def _marks(self, partition: int, held: Sequence[int]) -> list[LoweredMark]:

@@ -55,36 +55,8 @@ class NotWritten(PushrepError):
         self.path, self.why, self.is_known = path, why, is_known
 
 
-class NoSuchStartpoint(PushrepError):
-    """No startpoint has this sequence number; `pushrep startpoint list` shows those that there are."""
-
-    def __init__(self, sequence: int) -> None:
-        super().__init__(f"there is no startpoint {sequence}: look with list")
-        self.sequence = sequence
-
-
-class NotCancellable(PushrepError):
-    """The startpoint is over, in `state`; cancelling can't undo it. Set another one."""
-
-    def __init__(self, sequence: int, state: str) -> None:
-        super().__init__(f"startpoint {sequence} is {state} already: cancelling can't undo that, set another one")
-        self.sequence, self.state = sequence, state
-
-
-class NotApplied(PushrepError):
-    """`consume` or `commit` names a startpoint that was not applied for this reader; call `apply` first."""
-
-    def __init__(self, reader: object, sequence: int) -> None:
-        super().__init__(f"startpoint {sequence} was not applied for {reader}: apply it, then commit behind it")
-        self.reader, self.sequence = reader, sequence
-
-
-class NotCommitted(PushrepError):
-    """`consume` comes after the commit that carries the sequence; there is none yet."""
-
-    def __init__(self, reader: object, sequence: int) -> None:
-        super().__init__(f"{reader} has not committed behind startpoint {sequence}: commit, then consume it")
-        self.reader, self.sequence = reader, sequence
+class StartpointRefused(PushrepError):
+    """It does not fit the startpoint or the log as they are; the message says what to do. Nothing was written."""
 
 
 class PartitionLost(PushrepError):
@@ -104,16 +76,8 @@ class StartpointFailed(PushrepError):
 
 
 class CheckpointUnusable(PushrepError):
-    """The consumer's checkpoint is not for this log as it is now; set a startpoint that says where to go on."""
+    """The consumer has no start: its checkpoint or its default is not for this log as it is now; set a startpoint."""
 
     def __init__(self, reader: object, why: str) -> None:
-        super().__init__(f"the checkpoint of {reader} can't be used: {why}. Set a startpoint that says where to go on")
-        self.reader, self.why = reader, why
-
-
-class DefaultUnusable(PushrepError):
-    """There is neither a startpoint nor a checkpoint, and the default does not fit the log; give another default."""
-
-    def __init__(self, reader: object, why: str) -> None:
-        super().__init__(f"{reader} has no startpoint and no checkpoint, and its default does not fit: {why}")
+        super().__init__(f"{reader} has no place to start: {why}. Set a startpoint that says where")
         self.reader, self.why = reader, why

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
-from pushrep.startpoints.errors import CheckpointUnusable, DefaultUnusable
+from pushrep.startpoints.errors import CheckpointUnusable
 from pushrep.startpoints.event_log import ReaderState
 from pushrep.startpoints.model import (
     Applied,
@@ -214,18 +214,20 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
 ) -> Start:
     """The start of a reader without a pending startpoint. last: the startpoint of its checkpoint's run.
 
-    Raises CheckpointUnusable, DefaultUnusable.
+    Raises CheckpointUnusable.
     """
     if checkpoint.offset is None or reset:
         answer = resolve(default, log, created_ms=now_ms)
         if isinstance(answer, Unresolved):
-            raise DefaultUnusable(checkpoint.reader, answer.why)
+            why = f"there is no checkpoint, and its default does not fit: {answer.why}"
+            raise CheckpointUnusable(checkpoint.reader, why)
         return Start(offset=answer.offset, origin=Origin.DEFAULT, sequence=checkpoint.sequence, until=answer.until)
     if checkpoint.log_id and log.log_id and checkpoint.log_id != log.log_id:
-        why = f"the log was made anew (it is {log.log_id}, the checkpoint is of {checkpoint.log_id})"
+        why = f"the log of its checkpoint was made anew (it is {log.log_id}, the checkpoint is of {checkpoint.log_id})"
         raise CheckpointUnusable(checkpoint.reader, why)
     if checkpoint.offset < log.start:
-        raise CheckpointUnusable(checkpoint.reader, f"it is at {checkpoint.offset} and the log starts at {log.start}")
+        why = f"its checkpoint is at {checkpoint.offset} and the log starts at {log.start}"
+        raise CheckpointUnusable(checkpoint.reader, why)
     applied = last.applied if last is not None else None
     # The others still wait for a bootstrap that was interrupted after its first commit.
     until = applied.until if applied is not None and applied.until is not None else None

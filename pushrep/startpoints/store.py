@@ -49,14 +49,11 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
 from pushrep.settings import whole_number
 from pushrep.startpoints.errors import (
-    NoSuchStartpoint,
-    NotApplied,
-    NotCancellable,
-    NotCommitted,
     NotWritten,
     Overtaken,
     PartitionLost,
     StartpointFailed,
+    StartpointRefused,
     StoreBusy,
     StoreClosed,
     StoreUnavailable,
@@ -209,14 +206,17 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
-        """Cancel a startpoint, for all that have not consumed it. Raises NoSuchStartpoint, NotCancellable."""
+        """Cancel a startpoint, for all that have not consumed it. Raises StartpointRefused."""
         check_text("reason", reason)
         who = author_name(author)
         with self._transaction() as change:
             if change.event_log.written(sequence) is None:
-                raise NoSuchStartpoint(sequence)
+                raise StartpointRefused(f"there is no startpoint {sequence}: look with list")
             if not change.event_log.can(sequence, StartpointEvent.CANCEL):
-                raise NotCancellable(sequence, change.event_log.state(sequence))
+                state = change.event_log.state(sequence)
+                raise StartpointRefused(
+                    f"startpoint {sequence} is {state} already: cancelling can't undo that, set another one"
+                )
             at_ms = self._clock.wall_ms()
             change.append(Cancelled(sequence=sequence, at_ms=at_ms, author=who, reason=reason))
 
@@ -331,7 +331,7 @@ class StartpointStore(ClosedAtExit):
         """Where the claimed partition starts: startpoint > checkpoint > `default` (None: earliest).
 
         reset: ignore the checkpoint, not a startpoint. position: of a running reader; None: its checkpoint. Raises
-        StartpointFailed, PartitionLost, CheckpointUnusable, DefaultUnusable.
+        StartpointFailed, PartitionLost, CheckpointUnusable.
         """
         default = default if default is not None else Startpoint.earliest()
         with self._transaction() as change:
@@ -370,7 +370,7 @@ class StartpointStore(ClosedAtExit):
         """Store that everything below `offset` is done by a run that started from startpoint `sequence` (0: none).
 
         False, and nothing is stored, as long as the run made no progress past what the startpoint resolved to: a start
-        alone uses nothing up. Raises PartitionLost, NotApplied.
+        alone uses nothing up. Raises PartitionLost, StartpointRefused.
         """
         whole_number("offset", offset)
         self._check()
@@ -381,7 +381,7 @@ class StartpointStore(ClosedAtExit):
             if sequence > checkpoint.sequence:
                 reader_state = self._changes.current().reader_state(sequence, claim.reader)
                 if reader_state is None or reader_state.applied is None:
-                    raise NotApplied(claim.reader, sequence)
+                    raise _not_applied(claim.reader, sequence)
                 if offset <= reader_state.applied.offset:
                     return False
             self._checkpoints.save(replace(checkpoint, offset=offset, sequence=sequence, log_id=log_id))
@@ -391,15 +391,17 @@ class StartpointStore(ClosedAtExit):
     def consume(self, claim: Claim, sequence: int, *, committed: int = 0) -> None:
         """Mark `sequence`, and only that, as consumed; call it after the commit with it. A second call is fine.
 
-        committed: as in `apply`. Raises PartitionLost, NotApplied, NotCommitted.
+        committed: as in `apply`. Raises PartitionLost, StartpointRefused.
         """
         with self._transaction() as change:
             checkpoint = self._owned(claim)
             reader_state = change.event_log.reader_state(sequence, claim.reader)
             if reader_state is None or reader_state.applied is None:
-                raise NotApplied(claim.reader, sequence)
+                raise _not_applied(claim.reader, sequence)
             if max(committed, checkpoint.sequence) < sequence:
-                raise NotCommitted(claim.reader, sequence)
+                raise StartpointRefused(
+                    f"{claim.reader} has not committed behind startpoint {sequence}: commit, then consume it"
+                )
             if reader_state.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
 
@@ -605,6 +607,12 @@ def store_at(place: str | Path, settings: Mapping[str, str] | None = None) -> St
 
 
 _LOG = logging.getLogger(__name__)
+
+
+def _not_applied(reader: Reader, sequence: int) -> StartpointRefused:
+    return StartpointRefused(f"startpoint {sequence} was not applied for {reader}: apply it, then commit behind it")
+
+
 AWAY = (StoreUnavailable, StoreBusy, NotWritten)
 """The errors of a store that can't be reached."""
 ASK_WITHIN_S = 10.0

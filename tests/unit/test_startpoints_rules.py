@@ -9,13 +9,12 @@ from pushrep.startpoints import (
     Consumed,
     Expired,
     LogFacts,
-    NotApplied,
-    NotCommitted,
     Origin,
     PartitionLost,
     Reader,
     Startpoint,
     StartpointFailed,
+    StartpointRefused,
     StartpointStore,
     State,
     StoreClosed,
@@ -76,12 +75,12 @@ def test_rule_2_resolved_once_and_the_stored_offset_is_used_again(store, claim, 
 
 def test_rule_3_the_commit_carries_the_sequence_and_comes_after_progress(store, claim):
     number = write(store, Startpoint.specific(50))
-    with pytest.raises(NotApplied):
+    with pytest.raises(StartpointRefused, match="was not applied"):
         store.commit(claim, 60, sequence=number)
     store.start(claim, log_of(100))
     assert not store.commit(claim, 50, sequence=number), "no progress past it yet"
     assert store.read("billing", "orders", 0) is not None
-    with pytest.raises(NotCommitted):
+    with pytest.raises(StartpointRefused, match="has not committed"):
         store.consume(claim, number)
     newer = write(store, Startpoint.specific(10))
     assert store.commit(claim, 51, sequence=number)
