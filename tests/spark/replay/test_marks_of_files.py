@@ -18,8 +18,10 @@ def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark
     settings.set("fs.viewfs.mounttable.store.link./held", tmp_path.as_uri())
     with pytest.raises(StoreUnfit, match=r"unknown://store/held/marks: a file is seen there while it is being written"):
         FileMarks("unknown://store/held/marks", spark).owner()
+    table = idempotent_table("unknown://store/held/table")
+    table.expect("q", 0, ())
     with pytest.raises(StoreUnfit, match="rows in Delta or in Iceberg"):
-        idempotent_table("unknown://store/held/table")(spark.range(1), 0)
+        table(spark.range(1), 0)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
