@@ -404,7 +404,7 @@ def test_a2_a_copy_of_outbox_json_appends_nothing_to_the_replica_of_another_name
     assert world.nodes[1].unauthorised()["DESCRIBE_LOG", "other"] > 0
 
 
-def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
+def test_a2_an_outbox_without_an_owner_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
     (member, service), tp = led, tp_in(world)
     world.nodes[1].stop()
     (world.nodes[1].directory / str(world.outbox_id) / "owner.json").unlink()

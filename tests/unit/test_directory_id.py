@@ -186,7 +186,7 @@ def test_a_restored_outbox_gives_no_offset_twice_under_one_pid(home, tmp_path):
     assert kept == [b"one", b"two", b"three", b"four", b"five", b"six"]
 
 
-def test_a_directory_from_before_gets_an_id_and_is_no_copy(home):
+def test_a_directory_without_an_id_gets_one_and_is_no_copy(home):
     pid = append(home, b"one")
     (home / DIRECTORY_ID_NAME).unlink()
     assert look(home) == (None, CopyVerdict.NO_ID)

@@ -109,7 +109,7 @@ def test_a2_a_member_of_the_grant_leads_and_lists_as_long_as_the_grant_names_it(
 
 
 @pytest.mark.parametrize("owner", [None, LOCAL, ANONYMOUS])
-def test_a2_an_outbox_from_before_is_bound_to_the_first_allowed_name_that_leads_it(owner):
+def test_a2_an_outbox_without_an_owner_is_bound_to_the_first_allowed_name_that_leads_it(owner):
     place = Place(ID, owner, frozenset({"orders"}), is_here=True)
     policy = Policy.of(["billing", "any"])
     assert policy.is_first_leader("billing", ApiKey.DESCRIBE_LOG, place)
@@ -139,7 +139,7 @@ def test_a2_who_leads_by_a_rule_of_its_own_owns_what_it_creates_and_another_crea
         assert not made.may("other", call, ID)
 
 
-def test_a2_an_append_binds_an_outbox_from_before_and_a_look_does_not(tmp_path):
+def test_a2_an_append_binds_an_outbox_without_an_owner_and_a_look_does_not(tmp_path):
     made = Access(
         lambda: ["billing", "other"], lambda _: Kept(tmp_path / "outbox", frozenset({"orders"})), REAL_FILESYSTEM,
         SYSTEM_CLOCK,
