@@ -150,7 +150,7 @@ def every_page_shows_the_values_of_status(server, page, fleet, capfd):
     def status():
         capfd.readouterr()
         places = [fleet.world.root / name for name in ("orders", "payments", "node-1", "node-2", "node-3")]
-        assert run(["status", *map(str, places), "--partitions", "--json"]) == 0
+        assert run(["status", *map(str, places), "--partitions", "--json"]) in {0, 1}
         sys.stdout.flush()
         return json.loads(capfd.readouterr().out)["places"]
 
