@@ -20,7 +20,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka drill test tests torture newest spark-releases matrix object-stores quick lint style types layers format bench jars judge clean
+.PHONY: help demo demo-kafka drill test tests torture newest spark-releases matrix object-stores quick lint style types layers format bench release jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -215,5 +215,15 @@ format: $(VENV)/.dev  ## Rewrite the sources in the house format
 bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; one alone: python -m benchmarks NAME
 	$(BIN)/python -m benchmarks all
 
+# What is left to do by hand is printed: nothing here publishes.
+release: $(VENV)/.dev  ## Build wheel and sdist into dist/, try both in clean environments with README's blocks; publishes nothing
+	@test -z "$$(git status --porcelain)" || { echo "commit first: a release is built from what is committed"; exit 1; }
+	@rm -rf dist
+	PUSHREP_TORTURE=1 PUSHREP_DIST=$(CURDIR)/dist $(BIN)/python -m pytest --timeout 1800 tests/house/test_install.py $(PYTEST_ARGS)
+	@ls -l dist
+	@if grep -q 'OWNER/pushrep' README.md; then echo "before publishing: put the repository's address in the place of OWNER/pushrep (README.md, pyproject.toml, .github)"; fi
+	@if grep -q '(not released)' CHANGELOG.md; then echo "before publishing: give the version its date in CHANGELOG.md"; fi
+	@echo "then, by hand: twine upload dist/*"
+
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out drill-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out drill-out dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

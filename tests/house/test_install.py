@@ -1,4 +1,8 @@
-"""The contents of wheel and sdist, and that they work in clean environments, without the extras."""
+"""The contents of wheel and sdist, and that they work in clean environments, with README's examples.
+
+`make release` runs the long form: each Python that is named and here, and the extra `spark`. PUSHREP_DIST=DIRECTORY
+keeps what was built and tried.
+"""
 
 import os
 import re
@@ -41,6 +45,14 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
+def kept(path):
+    """The package, and a copy where `make release` wants it."""
+    if folder := os.environ.get("PUSHREP_DIST"):
+        Path(folder).mkdir(exist_ok=True)
+        shutil.copy2(path, folder)
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The built wheel of this tree."""
@@ -49,7 +61,7 @@ def wheel(tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, f"pip wheel failed:\n{done.stderr[-3000:]}"
     (path,) = folder.glob("*.whl")
-    return path
+    return kept(path)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +159,7 @@ def sdist(tmp_path_factory):
         maker = ["env", f"PYTHONPATH={tools}", *maker]
     subprocess.run(maker, cwd=ROOT, check=True, capture_output=True, timeout=280)
     (path,) = folder.glob("*.tar.gz")
-    return path
+    return kept(path)
 
 
 def pip(*arguments):
@@ -211,12 +223,7 @@ PYTHONS = pythons()
 def test_a_clean_environment_keeps_a_record_through_a_kill(version, kind, request, tmp_path, torture):
     if not torture.is_long and (kind, version) != ("wheel", max(PYTHONS, key=lambda v: int(v[2:]))):
         pytest.skip("one of them in the short form; make torture runs all")
-    # Our own pip installs into it: to make one there, and to compile what nobody imports, took more than half the time.
-    subprocess.run([PYTHONS[version], "-m", "venv", "--without-pip", tmp_path / "env"], check=True, timeout=120)
-    python = tmp_path / "env" / "bin" / "python"
-    pip("--python", python, "install", "--no-compile", "-c", ROOT / "constraints.txt", request.getfixturevalue(kind))
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAVA"))}
-    alone["PATH"] = f"{python.parent}:/usr/bin:/bin"
+    python, alone = clean_environment(PYTHONS[version], request.getfixturevalue(kind), tmp_path)
     done = subprocess.run(
         [python, "-W", "error", "-c", FIRST_HOUR], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
     )
@@ -224,3 +231,30 @@ def test_a_clean_environment_keeps_a_record_through_a_kill(version, kind, reques
     read = [python.with_name("pushrep"), "read", "orders-outbox", "orders", "--format", "raw"]
     shown = subprocess.run(read, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120)
     assert (shown.returncode, shown.stdout) == (0, '{"order": 1}\n'), shown.stderr
+    run_readme(python, alone, tmp_path / "readme", "-W", "error")
+
+
+def test_readme_s_spark_job_runs_in_a_clean_environment(wheel, tmp_path, torture):
+    if not torture.is_long:
+        pytest.skip("pyspark takes minutes to install; make torture and make release run it")
+    python, alone = clean_environment(sys.executable, f"pushrep[spark] @ {wheel.as_uri()}", tmp_path)
+    run_readme(python, alone, tmp_path / "readme", flags=["--with-spark"])
+
+
+def clean_environment(base, package, folder):
+    """A new environment with the package: its Python, and the variables of the system without anything of ours."""
+    # Our own pip installs into it: to make one there, and to compile what nobody imports, took more than half the time.
+    subprocess.run([base, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=120)
+    python = folder / "env" / "bin" / "python"
+    pip("--python", python, "install", "--no-compile", "-c", ROOT / "constraints.txt", package)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    return python, alone | {"PATH": f"{python.parent}:/usr/bin:/bin"}
+
+
+def run_readme(python, environment, folder, *options, flags=()):
+    """README's blocks, in an empty directory, by an environment that knows nothing of this tree."""
+    folder.mkdir()
+    blocks = [ROOT / "tests" / "house" / "doc_blocks.py", ROOT / "README.md"]
+    command = [python, *options, *blocks, *flags]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
