@@ -1,6 +1,7 @@
 """/livez, /readyz and /metrics as probes and scrapers ask for them: of outboxes and nodes, plain and by TLS."""
 
 import json
+import re
 import shutil
 import ssl
 import time
@@ -148,6 +149,11 @@ def test_a_kafka_away_for_longer_than_the_limit_is_a_problem_and_ready(tmp_path,
             status, words, answer = ready(f"http://127.0.0.1:{free_port}")
             assert (status, words) == (200, ["kafka_away"])
             assert [one["problem"] for one in look_at(str(outbox.directory))[0]["problems"]] == words
+            page = get(f"http://127.0.0.1:{free_port}/metrics")[1].decode()
+            lines = [
+                line for line in page.splitlines() if line.startswith("pushrep_problem{") and line.endswith(" 1.0")
+            ]
+            assert [re.search(r'problem="(\w+)"', line)[1] for line in lines] == words, "metrics show the same value"
             (problem,) = answer["problems"]
             assert "1 records are not shipped" in problem["why"]
             assert 0 <= time.time() * 1000 - problem["since_ms"] < 1000 * WAIT_S
