@@ -29,7 +29,6 @@ from pushrep.log.errors import (
     NotALogDirectory,
     OffsetOutOfRange,
     OffsetsExhausted,
-    PartitionMetadataMissing,
     StillNeeded,
 )
 from pushrep.log.reader import Isolation, LogReader
@@ -68,7 +67,6 @@ __all__ = [
     "NotALogDirectory",
     "OffsetOutOfRange",
     "OffsetsExhausted",
-    "PartitionMetadataMissing",
     "RecoveryReport",
     "SegmentLog",
     "StillNeeded",

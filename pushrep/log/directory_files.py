@@ -545,7 +545,7 @@ def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_F
         data = read_bounded(path, filesystem)
         return decode_partition_metadata(data) if data is not None else None
     except ValueError as error:
-        raise CorruptPartitionMetadata(path, str(error)) from error
+        raise CorruptPartitionMetadata(path, f"is damaged ({error})") from error
 
 
 def write_partition_metadata(log_directory: Path, topic_id: UUID, filesystem: Filesystem = REAL_FILESYSTEM) -> None:

@@ -59,14 +59,17 @@ class NotALogDirectory(PushrepError):
 
 
 class CorruptPartitionMetadata(PushrepError):
-    """`partition.metadata` does not say which log this is. Restore the file from a replica or a backup.
+    """`partition.metadata` is damaged, or missing beside segments, so that nothing says which log this is. Restore it.
 
     It is never made again over an old log: the id is part of the PIDs of everything that was read from it, and with
-    another one every record would look new to the replay filter.
+    another one every record would look new to the replay filter. `adopt=True` gives a log without it a new id.
     """
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} is damaged ({why}): restore it from a replica or a backup, or write the topic id in")
+        super().__init__(
+            f"{path} {why}: restore it from a replica or a backup, write the topic id in, or open a log that has none "
+            "with adopt=True, which gives it a new identity (a replay filter then takes its records for new ones)"
+        )
         self.path, self.why = path, why
 
 
@@ -227,20 +230,6 @@ class DerivedStoreFailed(PushrepError):
     def __init__(self, store: str, why: str) -> None:
         super().__init__(f"the derived store {store} {why}: remove its files, it is built anew when the log is opened")
         self.store, self.why = store, why
-
-
-class PartitionMetadataMissing(PushrepError):
-    """The directory holds segments but does not say which log this is. Restore `partition.metadata`, or adopt the log.
-
-    Adopting gives it a new id: all records of it look new to a replay filter that saw them under another one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path} is missing beside the log's segments: restore it, or open the log with adopt=True to give it "
-            "a new identity (a replay filter then takes its records for new ones)"
-        )
-        self.path = path
 
 
 class OffsetOutOfRange(PushrepError):

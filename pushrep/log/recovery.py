@@ -20,13 +20,13 @@ of clocks.
 `Recovery` carries the plan out:
 
     segments before the plan's first     does each end where the next begins? by its headers (`sealed_end`), else a scan
-    the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them; but a
-                                         log with nothing above its recovery point has nothing to prove, nor to sync
+    the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them. If
+                                         nothing is above the recovery point, a scan of the cache is enough
     a torn tail                          kept aside and cut (moved, if the disk has no room for both); later segments
                                          moved aside whole
     damage                               nothing is touched; the log ends there and takes no appends. In a copy of a
-                                         directory the checkpoint may be newer than the file: what ends the newest
-                                         segment, with no whole batch behind it, is a torn tail there
+                                         directory the checkpoint may be newer than the file: there damage at the end
+                                         of the newest segment is a torn tail, if no whole batch follows it
     damage of a sealed segment that      as if the scrub had found it: the log goes on behind it, another member repairs
     another member can repair            it (segment_repair.py)
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.

@@ -26,8 +26,7 @@ the copy's file names.
 `restore` appends batches that a cut or a quarantine kept aside, if they begin where the log ends.
 
     1000.log | ..... |                          the log ends at offset 1042
-    1000.log.4096.cut    | 1042-1049 | 1050-1053 | torn ..      fits: two batches are appended, the torn rest stays
-    aside
+    1000.log.4096.cut    | 1042-1049 | 1050-1053 | torn ..      fits: two batches are appended, the rest stays aside
     2000.log.corrupt     | 2000 ...                             fits only once the log ends at 2000
 
 The batches are appended with their own offsets and epochs, and synced; the file stays as it is. Batches that are not
@@ -793,8 +792,7 @@ def restore(
     """Append the whole batches of `file`, which was kept aside from this log, if they follow its end.
 
     Takes the writer's lock, except for a dry run, which changes nothing. Raises NotALog, LogLocked, LogDamaged,
-    OSError,
-    BadArgument for a file of another name.
+    OSError, BadArgument for a file of another name.
     """
     log = checked_log(log, filesystem)
     match = _SET_ASIDE.fullmatch(file.name)

@@ -176,8 +176,7 @@ class Segment:
     def append(self, batch: RecordBatch) -> None:
         """Append a stamped batch; it is in the file after `write` at the latest. Small ones are written together.
 
-         Raises OSError, OffsetsExhausted (the end offset has to be a valid one, too);
-        the caller then calls `rewind`.
+        Raises OSError, OffsetsExhausted (the end offset has to be a valid one, too); the caller then calls `rewind`.
         """
         header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
         unwritten.append(data)

@@ -52,7 +52,7 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
 from pushrep.log.disk_threads import ManyFiles, run_beside_each_other
-from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange, PartitionMetadataMissing
+from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata, NotALog, OffsetOutOfRange
 from pushrep.log.flush_scheduler import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
@@ -252,7 +252,7 @@ def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
     log_id = read_partition_metadata(path, filesystem)
     if log_id is None:
         if not attached.adopt and list_segments(filesystem, path):
-            raise PartitionMetadataMissing(path / PARTITION_METADATA_NAME)
+            raise CorruptPartitionMetadata(path / PARTITION_METADATA_NAME, "is missing beside the log's segments")
         log_id = attached.log_id or uuid4()
         write_partition_metadata(path, log_id, filesystem)
     return log_id
@@ -340,7 +340,7 @@ class SegmentLog(ClosedAtExit):
         `advance_high_watermark` raises the high watermark; else it is the log end offset. `on_lost(end)` is called if
         the log of replicas held records up to `end` and ends below; its error is raised.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
-        NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
+        NotALogDirectory for what can't be one, CompactedLog, CorruptLog if files are missing,
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
         """
         path = real_log_path(directory)

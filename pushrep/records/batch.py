@@ -12,8 +12,7 @@ _COLUMNS_WORTHWHILE = 160  # records; for fewer, a hundred numpy calls cost more
 
 class RecordBatch:
     """The bytes of one batch and their header. The constructor does not check the CRC; `check` does. is_checked: the
-    bytes were checked, or made here.
-    Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
+    bytes were checked, or made here. Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
     """
 
     __slots__ = ("data", "header", "is_checked")

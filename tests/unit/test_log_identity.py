@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep.log import InvalidLogName, LogLocked, PartitionMetadataMissing, SegmentLog
+from pushrep.log import CorruptPartitionMetadata, InvalidLogName, LogLocked, SegmentLog
 from pushrep.log.directory_files import PARTITION_METADATA_NAME
 
 
@@ -15,7 +15,7 @@ def test_segments_without_an_id_are_refused_until_they_are_adopted(tmp_path):
     kept = metadata.read_bytes()
     metadata.unlink()
     before = sorted(file.name for file in path.iterdir())
-    with pytest.raises(PartitionMetadataMissing, match="adopt=True") as caught:
+    with pytest.raises(CorruptPartitionMetadata, match="adopt=True") as caught:
         SegmentLog.open(path)
     assert caught.value.path == metadata
     assert sorted(file.name for file in path.iterdir()) == before, "nothing was changed"
