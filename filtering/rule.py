@@ -37,9 +37,8 @@ Column = TypeVar("Column", bound=np.generic)
 class PairGroups:
     """Rows brought together by pair, each pair's rows still in log order.
 
-    Pair k owns the places `starts[k] : starts[k] + sizes[k]` of the rows put together by `order`.
-
-    `order` is None where the rows lie together already.
+    `order` puts the rows of each pair together; it is None if they lie together already. Pair k has the places
+    `starts[k] : starts[k] + sizes[k]` of that order.
     """
 
     order: Numbers | None

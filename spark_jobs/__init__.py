@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from spark_jobs.columns import SourcePosition, carrier_key, stream_metadata_columns, with_stream_metadata
     from spark_jobs.errors import SparkJobError
     from spark_jobs.file_marks import FileMarks
-    from spark_jobs.filtered_frame import filter_frame
+    from spark_jobs.frame import filter_frame
     from spark_jobs.keyed_state import filter_replays
     from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.catalog_table import idempotent_table
@@ -24,7 +24,7 @@ _HOME = {
     "SourcePosition": "spark_jobs.columns",
     "SparkJobError": "spark_jobs.errors",
     "carrier_key": "spark_jobs.columns",
-    "filter_frame": "spark_jobs.filtered_frame",
+    "filter_frame": "spark_jobs.frame",
     "filter_replays": "spark_jobs.keyed_state",
     "idempotent_table": "spark_jobs.sinks.catalog_table",
     "register_sources": "spark_jobs.sources",

@@ -22,7 +22,6 @@ of them. So each has a mark of its own, and no pair is split.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -201,11 +200,6 @@ def made_once(spark: SparkSession, what: Hashable, make: Callable[[], _Made]) ->
     if what not in made:
         made[what] = make()
     return cast("_Made", made[what])
-
-
-def same_each_batch(spark: SparkSession, *texts: str) -> list[Column]:
-    """SQL expressions without a number of the batch, as columns."""
-    return [made_once(spark, text, partial(F.expr, text)) for text in texts]
 
 
 def by_digits(key: str, position: int) -> Column:

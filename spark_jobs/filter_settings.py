@@ -111,16 +111,30 @@ class BatchCounts:
         ).added_to(before)
 
 
-def warn_of_silent_pairs(log: logging.Logger, counts: BatchCounts) -> None:
-    """Warn of the pairs of which every row was dropped."""
+def warn_of(log: logging.Logger, what: str, counts: BatchCounts) -> None:
+    """Warn of pairs of which every row was dropped, and of business keys that are taken for metadata.
+
+    what: whose counts they are.
+    """
     if counts.all_dropped:
         log.warning(
-            "batch %d: every row of %d (topic, pid, source partition) was dropped: %s%s; a part of the source that is "
+            "%s: every row of %d (topic, pid, source partition) was dropped: %s%s; a part of the source that is "
             "read again looks like this, and so does a re-used PID, or a source that began again at offset 0",
-            counts.batch_id,
+            what,
             len(counts.all_dropped),
             list(counts.all_dropped[:_NAMED_IN_LOG]),
             " and more" if len(counts.all_dropped) > _NAMED_IN_LOG else "",
+        )
+    if counts.unlikely_pairs:
+        log.warning(
+            "%s: %d of %d (pid, source partition) name a source partition from %d or an offset from %d on, which no "
+            "source has: business keys of 20 bytes look like this, and one that comes again, or out of order, is "
+            "dropped. Name your producers (only_pids, --only-pid), or carry the metadata in a header",
+            what,
+            counts.unlikely_pairs,
+            counts.pairs,
+            PARTITIONS_LIKELY,
+            OFFSETS_LIKELY,
         )
 
 
@@ -132,18 +146,3 @@ def warn_of_no_metadata(log: logging.Logger, counts: BatchCounts, carrier: str |
         counts.rows,
         carrier,
     )
-
-
-def warn_of_chance_keys(log: logging.Logger, what: str, pairs: int, unlikely: int) -> None:
-    """Say that business keys are taken for metadata: each that comes twice would be dropped."""
-    if unlikely:
-        log.warning(
-            "%s: %d of %d (pid, source partition) name a source partition from %d or an offset from %d on, which no "
-            "source has: business keys of 20 bytes look like this, and one that comes again, or out of order, is "
-            "dropped. Name your producers (only_pids, --only-pid), or carry the metadata in a header",
-            what,
-            unlikely,
-            pairs,
-            PARTITIONS_LIKELY,
-            OFFSETS_LIKELY,
-        )

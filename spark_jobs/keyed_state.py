@@ -28,7 +28,7 @@ from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.filter_settings import FilterRule, looks_unlikely
-from spark_jobs.filtered_frame import KEY, keyed_frame
+from spark_jobs.frame import KEY, keyed_frame
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
     DECIDED,

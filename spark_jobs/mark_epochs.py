@@ -12,7 +12,7 @@ epochs. The column startpoint_epoch names the startpoint that a row's run starte
 marks_epoch names the newest that reset marks: so a reset is not missed if no row came between two startpoints.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -74,17 +74,33 @@ class LowestHeld(NamedTuple):
     offsets: Numbers
 
 
-def begun_anew(
-    before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch], seen: HighwaterMarks
-) -> dict[int, HighwaterMarks]:
-    """The marks that `carried` would forget, by partition of the topic; `seen`: the pairs of the batch."""
-    found: dict[int, HighwaterMarks] = {}
+def taken_back(
+    before: Mapping[MarksKey, HighwaterMarks],
+    topic: str,
+    epochs: Mapping[int, Epoch],
+    seen: HighwaterMarks,
+    as_of: Callable[[int, HighwaterMarks], HighwaterMarks],
+) -> Mapping[MarksKey, HighwaterMarks]:
+    """All marks; of the topic's partitions whose marks `carried` would forget, those that `as_of` makes of them.
+
+    They are under each partition's epoch. `before` itself if nothing would be forgotten. seen: the pairs of the batch.
+    """
+    old: dict[int, HighwaterMarks] = {}
     for key in (key for key in before if key.topic == topic):
         for partition, epoch in epochs.items():
             if key.startpoint_epoch < epoch.marks:
                 elsewhere = np.flatnonzero(_destinations(before[key], seen) != partition)
-                found[partition] = found.get(partition, HighwaterMarks()).merge(before[key].without_rows(elsewhere))
-    return {partition: marks for partition, marks in found.items() if len(marks)}
+                old[partition] = old.get(partition, HighwaterMarks()).merge(before[key].without_rows(elsewhere))
+    found = dict(before)
+    forgotten = {partition: marks for partition, marks in old.items() if len(marks)}
+    for partition, marks in forgotten.items():
+        columns = marks.to_columns()
+        for key in [key for key in found if key.topic == topic]:
+            rows = found[key].find(columns.pids, columns.partitions)
+            found[key] = found[key].without_rows(rows[rows >= 0])
+        now = MarksKey(topic, epochs[partition].startpoint)
+        found[now] = found.get(now, HighwaterMarks()).merge(as_of(partition, marks))
+    return {key: marks for key, marks in found.items() if len(marks)} if forgotten else before
 
 
 def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
@@ -105,25 +121,6 @@ def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
         columns.destination_partitions[known],
         advanced_ms=columns.advanced_ms[known],
     )
-
-
-def moved(
-    before: Mapping[MarksKey, HighwaterMarks],
-    topic: str,
-    epochs: Mapping[int, Epoch],
-    old: Mapping[int, HighwaterMarks],
-    new: Mapping[int, HighwaterMarks],
-) -> dict[MarksKey, HighwaterMarks]:
-    """All marks, the `old` ones of some partitions of the topic replaced by `new`, under each partition's epoch."""
-    found = dict(before)
-    for partition, marks in old.items():
-        columns = marks.to_columns()
-        for key in [key for key in found if key.topic == topic]:
-            rows = found[key].find(columns.pids, columns.partitions)
-            found[key] = found[key].without_rows(rows[rows >= 0])
-        now = MarksKey(topic, epochs[partition].startpoint)
-        found[now] = found.get(now, HighwaterMarks()).merge(new[partition])
-    return {key: marks for key, marks in found.items() if len(marks)}
 
 
 def by_epoch(

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.listener import (
 
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.filter_settings import BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
+from spark_jobs.filter_settings import BatchCounts, warn_of
 
 METRICS = "filter_replays"
 NAMED_MAX = 10
@@ -168,8 +168,7 @@ class CountsListener(StreamingQueryListener):
         if counts is None:
             return
         _LOG.info("%s", counts)
-        warn_of_silent_pairs(_LOG, counts)
-        warn_of_chance_keys(_LOG, f"batch {counts.batch_id}", counts.pairs, counts.unlikely_pairs)
+        warn_of(_LOG, f"batch {counts.batch_id}", counts)
         query = event.progress.name or str(event.progress.id)
         self._counts[query] = counts.added_to(self._counts.get(query))
         if self._on_counts is not None:

@@ -1,11 +1,11 @@
-"""One pair's chunks of one batch decided: the rule over their places, whatever order they came in. No Spark.
+"""Decides one pair's chunks of one batch, in whatever order they came: the rule over their places. No Spark.
 
     chunks in any order ─▶ by first log offset ─▶ one array of source offsets in log order ─▶ ReplayFilter
                                                                                                   │
     data of chunks that pass whole, as it came · data of the others, cut down ◀── passes, a row ──┘
 
-Chunks of one log partition may overlap, where the frame was shuffled before. Then their rows are put in log order one
-by one: a row passes iff its source offset is above the mark and above those of its pair's rows before it in the log.
+Chunks of one log partition may overlap if the frame was shuffled before. Then their rows are sorted by log offset: a
+row passes iff its source offset is above the mark and above those of its pair's rows before it in the log.
 """
 
 from collections.abc import Iterable, Iterator

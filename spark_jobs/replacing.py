@@ -33,13 +33,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.batch_decision import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import stream_metadata_columns
+from spark_jobs.decide import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.filtered_frame import KEY, keyed_frame
-from spark_jobs.mark_epochs import LowestHeld, begun_anew, lowered, moved
+from spark_jobs.frame import KEY, keyed_frame
+from spark_jobs.mark_epochs import LowestHeld, lowered, taken_back
 from spark_jobs.spark_internals import to_arrow
 
 _LOG = logging.getLogger(__name__)
@@ -177,17 +177,15 @@ class RereadBatch:
         changed = before
         for topic in dict.fromkeys(topic for topic, _ in self.stored_rows):
             own = [rows for rows in self.found if rows.topic == topic]
-            epochs = epochs_of(own)
-            going_back = {p: epoch for p, epoch in epochs.items() if not self._at(topic, p).wanted.append_only}
-            old = begun_anew(before, topic, going_back, merged_marks(rows.marks for rows in own))
-            if old:
-                starts = {one.partition: one for one in ranges_of(own)}
-                new = {partition: self._as_of(starts[partition], marks) for partition, marks in old.items()}
-                changed = moved(changed, topic, epochs, old, new)
+            going_back = {p: e for p, e in epochs_of(own).items() if not self._at(topic, p).wanted.append_only}
+            starts = {one.partition: one for one in ranges_of(own)}
+            seen = merged_marks(rows.marks for rows in own)
+            changed = taken_back(changed, topic, going_back, seen, partial(self._as_of, starts))
         return changed
 
-    def _as_of(self, one: LogRange, marks: HighwaterMarks) -> HighwaterMarks:
-        """A partition's marks as they were before the range's first record."""
+    def _as_of(self, ranges: Mapping[int, LogRange], partition: int, marks: HighwaterMarks) -> HighwaterMarks:
+        """A partition's marks as they were before the first record of its range."""
+        one = ranges[partition]
         if self.rule.window or marks.window:
             raise CantReplace(*one[:3], "with a window the earlier marks can't be computed")
         until, wanted = self._stored_rows(one)

@@ -1,8 +1,8 @@
-"""The filter in foreachBatch. Of a batch frame: filtered_frame.py; as an operator: keyed_state.py.
+"""The filter in foreachBatch. Of a batch frame: frame.py; as an operator: keyed_state.py.
 
-    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (batch_decision.py): which rows drop, marks N
-                                           │
-            marks N-1 from the store ──────┘      rows (filtered_frame.py) ─▶ handler(rows, N), then marks N ─▶ store
+    batch N ─▶ first pass (frame.py) ─▶ verdict (decide.py): which rows drop, marks N
+                                  │
+          marks N-1 from the store┘        rows (frame.py) ─▶ handler(rows, N), then marks N ─▶ store
 
 The first pass reads the columns that decide, the handler those that it asks for; of files neither reads another, where
 the plan allows it (spark_internals.py). Python workers see rows only where a batch's runs decide nothing.
@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
-from spark_jobs.batch_decision import BatchPlan, PartitionRows, ranges_of
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
 from spark_jobs.columns import SourcePosition
+from spark_jobs.decide import PartitionRows, ranges_of
 from spark_jobs.errors import (
     CheckpointWentBack,
     MarksMissing,
@@ -34,24 +34,22 @@ from spark_jobs.errors import (
 from spark_jobs.filter_settings import (
     BatchCounts,
     FilterRule,
-    warn_of_chance_keys,
+    warn_of,
     warn_of_no_metadata,
-    warn_of_silent_pairs,
 )
-from spark_jobs.filtered_frame import (
+from spark_jobs.frame import (
     FilteredFrame,
     by_rows,
     by_runs,
+    cores_of,
+    decided_frame,
     filter_frame,
-    filtered_by,
     keyed_frame,
-    plan_frame,
-    unchanged_check,
 )
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import Replacing, ReplacingHandler
-from spark_jobs.spark_internals import RowsRead, column_pruned, input_counter, query_id_of
+from spark_jobs.spark_internals import Readings, query_id_of, setting
 
 __all__ = [
     "BatchCounts",
@@ -68,9 +66,9 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+_SHUFFLE = "spark.sql.shuffle.partitions"
 _WITHOUT_RUNS = 16
-"""After a batch with too many runs, this many batches are filtered without looking for runs. After a batch whose runs
-decided nothing it is 1; as long as looking is in vain, then 2, 4, 8, at last this many."""
+"""After a batch that was searched for runs in vain 1 batch is filtered without, then 2, 4, 8, at last this many."""
 
 Handler = Callable[[DataFrame, int], Any]
 
@@ -130,9 +128,9 @@ class ReplayFilteredBatches:
         stored = self._batch_before(query_id, batch_id)
         batch_id = stored.batch_id + 1  # Spark's own, unless the query continues another one's
         before = stored.marks
-        pruned = column_pruned(df)
-        keyed = keyed_frame(pruned, self._rule)
-        found = self._first_pass(keyed, stored)
+        readings = Readings(df)
+        keyed = keyed_frame(readings.narrow, self._rule)
+        found = self._first_pass(keyed, before)
         ranges = ranges_of(found)
         self._expect(query_id, batch_id, ranges)
         if self._is_stored(query_id, batch_id, ranges):
@@ -152,22 +150,16 @@ class ReplayFilteredBatches:
                 found = by_rows(keyed, marks, self._rule)  # these rows were judged by the other marks
             before = marks
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
-        plan = self._planned(keyed, found, before)
-        warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
-        count_input = None if pruned is df else input_counter(df, pruned)
-        filtered = filtered_by(df if count_input is None else pruned, plan, unchanged_check(keyed, found, self._rule))
-        if count_input is not None:
-            handler(filtered.rows, batch_id)
-            count_input(plan.rows)
-        else:
-            rows_read = RowsRead(df)
-            read_before = rows_read.count()
-            handler(filtered.rows, batch_id)
-            if rows_read.fewer_than(plan.rows, since=read_before):
-                filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
+        verdict = decided_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms())
+        if verdict.by_runs:
+            self._without_runs = self._pause = 0
+        counts = replace(verdict.counts, batch_id=batch_id)
+        warn_of(_LOG, f"batch {batch_id}", counts)
+        filtered = FilteredFrame(verdict, readings.whole, keyed, found, self._rule)
+        if readings.fewer_than(counts.rows, lambda: handler(filtered.rows, batch_id)):
+            filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        counts = filtered.counts(batch_id)
         kept = RowCounts(
             counts.rows,
             counts.kept,
@@ -176,28 +168,22 @@ class ReplayFilteredBatches:
             counts.late,
             counts.jumped if self._rule.counts_gaps else None,
         )
-        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, stored.first, kept)
+        after = BatchMarks(query_id, batch_id, ranges, verdict.marks, replaced, stored.first, kept)
         self._store.write(after, keep=keep)
         self._report(counts)
 
-    def _first_pass(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
+    def _first_pass(self, keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks]) -> list[PartitionRows]:
         """The first pass: by runs, unless those of batches shortly before decided nothing."""
         found = None
         if self._without_runs:
             self._without_runs -= 1
         else:
-            found = by_runs(keyed, self._rule)
-            longer = _WITHOUT_RUNS if found is None else min(2 * self._pause or 1, _WITHOUT_RUNS)
-            self._without_runs = self._pause = longer  # set to 0 by `_planned` if the runs decide
-        return by_rows(keyed, stored.marks, self._rule) if found is None else found
-
-    def _planned(
-        self, keyed: DataFrame, found: list[PartitionRows], before: Mapping[MarksKey, HighwaterMarks]
-    ) -> BatchPlan:
-        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms())
-        if plan.by_runs:
-            self._without_runs = self._pause = 0
-        return plan
+            spark = keyed.sparkSession  # the query's own session, where Spark's default of 200 tasks may be changed
+            with setting(spark, _SHUFFLE, min(cores_of(spark), int(spark.conf.get(_SHUFFLE) or 200))):
+                found = by_runs(keyed, self._rule)
+            # The next batches go without; `__call__` sets both to 0 if the runs decide.
+            self._without_runs = self._pause = min(2 * self._pause or 1, _WITHOUT_RUNS)
+        return by_rows(keyed, before, self._rule) if found is None else found
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""
@@ -274,7 +260,6 @@ class ReplayFilteredBatches:
     def _report(self, counts: BatchCounts) -> None:
         self.last_counts = counts
         _LOG.info("%s", counts)
-        warn_of_silent_pairs(_LOG, counts)
         if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._has_warned_of_no_metadata:
             self._has_warned_of_no_metadata = True
             warn_of_no_metadata(_LOG, counts, self._rule.carrier)

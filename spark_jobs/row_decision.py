@@ -1,11 +1,11 @@
-"""The rows of a batch decided one by one: the rule over Arrow columns, in Spark's Python workers. No Spark.
+"""Decides the rows of a batch one by one: the rule over Arrow columns, in Spark's Python workers. No Spark.
 
     whole log partitions, each in log order ─▶ cut by (topic, partition) ─▶ a ReplayFilter each, over its marks
                                                                                     │
         its log offsets that drop, as bitmaps, an Arrow batch at a time ◀───────────┤
         what it holds, counts, and the marks of the pairs that came ◀───────────────┘ (at the end)
 
-Both go out as rows of DECIDED, which `decided` puts together again on the driver.
+Both are sent as rows of DECIDED, which `decided` puts together again on the driver.
 """
 
 import logging
@@ -18,20 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from filtering.marks import HighwaterMarks
+from filtering.marks import UNKNOWN, HighwaterMarks
 from filtering.replay_filter import ReplayFilter
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.batch_decision import (
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.decide import (
     BITMAP_WORDS,
     Bitmaps,
     Numbers,
     PartitionRows,
-    RowsVerdict,
+    PartitionVerdict,
     Stretches,
-    marks_of_pairs,
-    starting_marks,
+    merged_marks,
 )
-from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import LogRowTwice, SparkJobError
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
@@ -77,6 +76,7 @@ def decide_rows(
     `before` are the marks before the batch. Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
     """
     quiet_filter()
+    marks = {key: own.with_window(rule.window) for key, own in before.items()}
     states: dict[_Where, _PartitionState] = {}
     for batch in batches:
         key, topic, partition, offset, *epoch_columns = batch.columns
@@ -87,7 +87,7 @@ def decide_rows(
             own = offsets if rows is None else offsets[rows]
             epoch = only_epoch(where, epoch_columns, rows)
             if (state := states.get(where)) is None:
-                filter_ = rule.new_filter(starting_marks(before, name, number, epoch))
+                filter_ = rule.new_filter(_starting_marks(marks, name, number, epoch))
                 state = states[where] = _PartitionState(epoch, filter_, int(own[0]), -1)
             if state.epoch != epoch:
                 raise EpochsMixed(*where, (state.epoch.startpoint, epoch.startpoint))
@@ -113,7 +113,7 @@ def decided(table: Any) -> list[PartitionRows]:
     for row in table.filter(table["number"].is_null()).to_pylist():
         own = places.get((row["topic"], row["partition"]), [])
         dropped = Bitmaps(all_numbers[own], words[own]).merged()
-        verdict = RowsVerdict(dropped, *(row.pop(name) for name in ("dropped_rows", "late", "jumped")))
+        verdict = PartitionVerdict(dropped, *(row.pop(name) for name in ("dropped_rows", "late", "jumped")))
         facts = {name: value for name, value in row.items() if name not in ("number", "words", "marks")}
         found.append(PartitionRows(**facts, marks=HighwaterMarks.from_bytes(row["marks"]), verdict=verdict))
     return found
@@ -152,8 +152,32 @@ def _fields_of(where: _Where, state: _PartitionState) -> dict[str, Any]:
         "dropped_rows": counts.dropped,
         "late": counts.late,
         "jumped": min(counts.jumped, OFFSET_MAX),
-        "marks": marks_of_pairs(state.filter.marks(), *state.filter.pairs).to_bytes(),
+        "marks": _marks_of_pairs(state.filter.marks(), *state.filter.pairs).to_bytes(),
     }
+
+
+def _marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) -> HighwaterMarks:
+    """The marks of these pairs alone."""
+    found = marks.find(pids, partitions)
+    keep = np.zeros(len(marks), np.bool_)
+    keep[found[found >= 0]] = True
+    return marks.without_rows(np.flatnonzero(~keep))
+
+
+def _starting_marks(
+    before: Mapping[MarksKey, HighwaterMarks], topic: str, partition: int, epoch: Epoch
+) -> HighwaterMarks:
+    """The marks before the rows of one log partition in this epoch.
+
+    They are those that `carried` gives for the pairs of this partition, and for pairs whose partition is not known. The
+    marks of other partitions' pairs are left out; a pair in two partitions is found when the partitions are merged.
+    """
+    parts = []
+    for key, marks in before.items():
+        if key.topic == topic and key.startpoint_epoch >= epoch.marks:
+            here = np.isin(marks.to_columns().destination_partitions, [partition, UNKNOWN])
+            parts.append(marks.without_rows(np.flatnonzero(~here)))
+    return merged_marks(parts)
 
 
 def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[_Where, Numbers | None]]:

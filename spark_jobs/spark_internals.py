@@ -267,7 +267,32 @@ def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | No
     pruned: the result of `column_pruned(df)`. None if it can't replace the frame: if it may have fewer rows when it is
     read again, because missing files are ignored, or if the frame does not have all rows of its files.
     """
-    return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and _looks_like(pruned, df) else None)
+    return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and pruned.schema == df.schema else None)
+
+
+class Readings:
+    """How a foreachBatch frame is read twice.
+
+    narrow: for the columns that decide. whole: for the handler. Both are frames that read only the columns used, where
+    that is sure to give the same rows; else the frame itself.
+    """
+
+    def __init__(self, df: DataFrame) -> None:
+        self.narrow = column_pruned(df)
+        self._count_input = None if self.narrow is df else input_counter(df, self.narrow)
+        self.whole = df if self._count_input is None else self.narrow
+        self._df = df
+
+    def fewer_than(self, rows: int, read_whole: Callable[[], Any]) -> bool:
+        """Call `read_whole`; whether it read fewer than `rows` rows, as far as Spark tells."""
+        if self._count_input is not None:
+            read_whole()
+            self._count_input(rows)
+            return False
+        rows_read = RowsRead(self._df)
+        before = rows_read.count()
+        read_whole()
+        return rows_read.fewer_than(rows, since=before)
 
 
 def running_query(session: Any) -> Any:
@@ -314,10 +339,6 @@ def _gives_all(pruned: DataFrame) -> bool:
             return False
         plan = plan.child()
     return _FORGETFUL.lower() not in plan.relation().options().mkString(",").lower()
-
-
-def _looks_like(one: DataFrame, other: DataFrame) -> bool:
-    return bool(one._jdf.schema().equals(other._jdf.schema()))  # noqa: SLF001 - one call, not a schema in text
 
 
 def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:

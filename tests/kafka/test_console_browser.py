@@ -280,7 +280,7 @@ def node_page(page, places):
 
 def filter_page(page, batches):
     numbers = ("batch", "read", "rows", "kept", "dropped", "jumped", "unkeyed")
-    told = [["unknown" if one[name] is None else str(one[name]) for name in numbers] for one in batches]
+    told = [[str(one.get(name, "unknown")) for name in numbers] for one in batches]
     return sorted(row[:7] for row in table(page, ".batch-table")), sorted(told)
 
 

@@ -1,4 +1,4 @@
-"""Plans without Spark: for any log, split into any tasks, by runs or row by row, the plan is what the rule decides row
+"""Verdicts without Spark: for any log, split into any tasks, by runs or row by row, they are what the rule decides row
 by row.
 """
 
@@ -11,7 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
-from spark_jobs.batch_decision import (
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.decide import (
     BITMAP_OFFSETS,
     NO_PAIR,
     Bitmaps,
@@ -19,9 +20,8 @@ from spark_jobs.batch_decision import (
     Runs,
     Stretches,
     decide,
-    plan_batch,
+    verdict_of_runs,
 )
-from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import LogRowTwice
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.row_decision import decide_rows, decided
@@ -111,19 +111,20 @@ def runs_of(rows):
     return Runs(*(np.array(c, np.int64) for c in zip(*columns, strict=True)))
 
 
-def kept(plan, rows):
-    """The rows that a plan lets pass, by place."""
-    return {row[:3] for row in rows if not drops(plan, row)}
+def kept(verdict, rows):
+    """The rows that a verdict lets pass, by place."""
+    return {row[:3] for row in rows if not drops(verdict, row)}
 
 
-def drops(plan, row):
-    starts, ends = plan.stretches.get(row[:2], ((), ()))
-    numbers, words = plan.bitmaps.get(row[:2], ((), ()))
+def drops(verdict, row):
+    found = verdict.dropped.get(row[:2])
+    if found is None:
+        return False
+    if isinstance(found, Stretches):
+        return any(start <= row[2] < end for start, end in zip(*found, strict=True))
     number, bit = divmod(row[2], BITMAP_OFFSETS)
-    found = [own for n, own in zip(numbers, words, strict=True) if n == number]
-    return any(s <= row[2] < e for s, e in zip(starts, ends, strict=True)) or bool(
-        found and int(found[0][bit // 64]) >> bit % 64 & 1
-    )
+    words = [own for n, own in zip(*found, strict=True) if n == number]
+    return bool(words and int(words[0][bit // 64]) >> bit % 64 & 1)
 
 
 @given(
@@ -134,7 +135,7 @@ def drops(plan, row):
     st.integers(1, 9),
     st.none() | st.randoms(use_true_random=False),
 )
-def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earlier, arrow_rows, shuffled):
+def test_verdicts_are_those_of_one_filter_over_the_whole_log(drawn, cuts, window, earlier, arrow_rows, shuffled):
     rule = FilterRule(window=window)
     log = log_of(drawn)
     past, batch = log[:earlier], log[earlier:]
@@ -149,23 +150,23 @@ def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earl
         for a, b in zip((f.counts for f in filters.values()), counts_before, strict=True)
     ]
 
-    by_rows = plan_batch(found_by_rows(batch, before, rule, arrow_rows), before, rule=rule, now_ms=7)
+    by_rows = decide(found_by_rows(batch, before, rule, arrow_rows), before, rule=rule, now_ms=7)
     tasks = tasks_of(batch, cuts)
     for task in tasks if shuffled is not None else ():
         shuffled.shuffle(task)
-    by_runs = None if window else plan_batch(list(found_by_runs(tasks)), before, rule=rule, now_ms=7)
-    for plan in filter(None, (by_rows, by_runs)):
-        assert kept(plan, batch) == expected
-        assert (plan.rows, plan.dropped_rows) == (len(batch), len(batch) - len(expected))
-        assert (plan.late, plan.jumped) == tuple(map(sum, zip(*grown, strict=True)))
+    by_runs = None if window else decide(list(found_by_runs(tasks)), before, rule=rule, now_ms=7)
+    for verdict in filter(None, (by_rows, by_runs)):
+        assert kept(verdict, batch) == expected
+        counts = verdict.counts
+        assert (counts.rows, counts.dropped) == (len(batch), len(batch) - len(expected))
+        assert (counts.late, counts.jumped) == tuple(map(sum, zip(*grown, strict=True)))
         for topic, filter_ in filters.items():
-            mine = plan.marks.get(MarksKey(topic), HighwaterMarks()).to_columns()
+            mine = verdict.marks.get(MarksKey(topic), HighwaterMarks()).to_columns()
             theirs = filter_.marks().to_columns()
             for name in ("pids", "partitions", "offsets", "destination_partitions", "bitmaps"):
                 assert (getattr(mine, name) == getattr(theirs, name)).all(), f"{topic}: {name}"
     if by_runs is not None:
-        for name in ("marks", "ranges", "rows", "unkeyed", "pairs", "all_dropped", "unlikely_pairs"):
-            assert getattr(by_runs, name) == getattr(by_rows, name), name
+        assert (by_runs.marks, by_runs.ranges, by_runs.counts) == (by_rows.marks, by_rows.ranges, by_rows.counts)
 
 
 @given(rows_of_logs, st.lists(st.integers(0, 20), max_size=3), st.integers(0, 30))
@@ -177,9 +178,9 @@ def test_new_rows_without_a_gap_in_their_source_are_decided_by_runs(drawn, cuts,
     for topic, partition, _, key in past:
         filters[topic].admit(key, partition)
     before = {MarksKey(topic): f.marks() for topic, f in filters.items()}
-    plan = plan_batch(list(found_by_runs(tasks_of(batch, cuts))), before, rule=FilterRule(), now_ms=7)
-    assert plan is not None
-    assert plan.dropped_rows == 0
+    verdict = decide(list(found_by_runs(tasks_of(batch, cuts))), before, rule=FilterRule(), now_ms=7)
+    assert verdict is not None
+    assert verdict.counts.dropped == 0
 
 
 @given(rows_of_logs, st.lists(st.integers(0, 20), max_size=3), st.data(), st.sampled_from([0, 0, 3]))
@@ -191,7 +192,7 @@ def test_a_record_that_stands_twice_is_never_decided_by_runs_and_refused_where_r
     task = data.draw(st.sampled_from(tasks))
     task.insert(data.draw(st.integers(0, len(task))), row)
 
-    assert plan_batch(list(found_by_runs(tasks)), {}, rule=rule, now_ms=7) is None
+    assert decide(list(found_by_runs(tasks)), {}, rule=rule, now_ms=7) is None
     with pytest.raises(LogRowTwice) as refused:
         found_by_rows([row for task in tasks for row in task], {}, rule)
     assert (refused.value.topic, refused.value.partition, refused.value.offset) == row[:3]
@@ -265,5 +266,5 @@ def run(pair, start, low, rows, last=None):
 def test_the_table_of_runs_against_marks(runs, verdict):
     marks = HighwaterMarks.from_columns([-5, -5, -5], [1, 2, 3], [100, 2**63 - 1, 100])
     for order in itertools.permutations(runs):
-        found = decide(Runs(*(np.array(c, np.int64) for c in zip(*order, strict=True))), marks)
+        found = verdict_of_runs(Runs(*(np.array(c, np.int64) for c in zip(*order, strict=True))), marks)
         assert (found and (list(zip(*map(np.ndarray.tolist, found.dropped), strict=True)), found.jumped)) == verdict

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
-from spark_jobs.batch_decision import BITMAP_OFFSETS, PartitionRows, Runs, plan_batch
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.decide import BITMAP_OFFSETS, PartitionRows, Runs, decide
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.filtered_frame import KEY
+from spark_jobs.frame import KEY
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
@@ -92,15 +92,15 @@ def as_arrow(rows):
 def by_rows(rows, marks, rule, cut):
     """The foreachBatch form: what it keeps, and the marks after the batch."""
     found = found_by_rows([rows[:cut], rows[cut:]], marks, rule)
-    plan = plan_batch(found, marks, rule=rule, now_ms=1)
+    verdict = decide(found, marks, rule=rule, now_ms=1)
     gone = {
         (partition, number * BITMAP_OFFSETS + bit)
-        for (_, partition), bitmaps in plan.bitmaps.items()
+        for (_, partition), bitmaps in verdict.dropped.items()
         for number, words in zip(bitmaps.numbers.tolist(), bitmaps.words.tolist(), strict=True)
         for bit in range(BITMAP_OFFSETS)
         if words[bit // 64] >> bit % 64 & 1
     }
-    return {row[1:3] for row in rows} - gone, plan
+    return {row[1:3] for row in rows} - gone, verdict
 
 
 def found_by_rows(parts, marks, rule):
@@ -141,18 +141,18 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
     rule, stream, marks, state = FilterRule(window=window), Stream(drawn), {}, {}
     for number, step in enumerate(taken):
         rows, expected = stream.batch(step, window)
-        kept, plan = by_rows(rows, marks, rule, cut)
+        kept, verdict = by_rows(rows, marks, rule, cut)
         assert kept == expected, f"batch {number}"
         again = by_rows(rows, marks, rule, 0)[1]
-        assert (again.marks, again.ranges) == (plan.marks, plan.ranges), "run again it is the same batch"
-        marks = plan.marks
+        assert (again.marks, again.ranges) == (verdict.marks, verdict.ranges), "run again it is the same batch"
+        marks = verdict.marks
         assert by_pairs(rows, state, rule) == expected, f"batch {number}"
         assert all(
             key.startpoint_epoch == stream.epochs[partition].startpoint
             for key, own in marks.items()
             for partition in set(own.to_columns().destination_partitions.tolist()) & {row[1] for row in rows}
         ), "marks stand under the epoch that their partition is in"
-        assert BatchMarks.from_bytes(BatchMarks("q", number, plan.ranges, marks).to_bytes()).ranges == plan.ranges
+        assert BatchMarks.from_bytes(BatchMarks("q", number, verdict.ranges, marks).to_bytes()).ranges == verdict.ranges
 
 
 def rows_in(partition, epoch, marks, start=0):
@@ -165,33 +165,33 @@ def single(source, offset, partition):
     return HighwaterMarks.from_columns([5], [source], [offset], [partition])
 
 
-def planned(found, before):
-    return plan_batch(found, before, rule=FilterRule(), now_ms=1)
+def verdictned(found, before):
+    return decide(found, before, rule=FilterRule(), now_ms=1)
 
 
 def test_an_epoch_without_a_row_is_not_missed():
     """Startpoint 5 reset the marks and gave no record; 7, which does not, inherits nothing from before it."""
     before = {MarksKey("t", 3): single(0, 9, 0)}
-    plan = planned([rows_in(0, (7, 5), single(0, 4, 0))], before)
-    assert {key: marks.get(5, 0).offset for key, marks in plan.marks.items()} == {MarksKey("t", 7): 4}
+    verdict = verdictned([rows_in(0, (7, 5), single(0, 4, 0))], before)
+    assert {key: marks.get(5, 0).offset for key, marks in verdict.marks.items()} == {MarksKey("t", 7): 4}
 
 
 def test_marks_that_do_not_say_where_their_pair_lies_are_forgotten_once_it_is_seen():
     before = {MarksKey("t"): HighwaterMarks.from_columns([5, 5], [0, 1], [9, 9])}
-    plan = planned([rows_in(0, (1, 1), single(0, 4, 0))], before)
-    assert (plan.marks[MarksKey("t", 1)].get(5, 0).offset, plan.marks[MarksKey("t")].get(5, 1).offset) == (4, 9)
+    verdict = verdictned([rows_in(0, (1, 1), single(0, 4, 0))], before)
+    assert (verdict.marks[MarksKey("t", 1)].get(5, 0).offset, verdict.marks[MarksKey("t")].get(5, 1).offset) == (4, 9)
 
 
 def test_a_pair_in_two_partitions_is_split_across_epochs_too():
     before = {MarksKey("t", 3): single(0, 9, 0)}
     with pytest.raises(PairSplit):
-        planned([rows_in(1, (4, 0), single(0, 10, 1))], before)
+        verdictned([rows_in(1, (4, 0), single(0, 10, 1))], before)
 
 
 def test_a_partition_in_two_epochs_at_once_is_refused():
     found = [rows_in(0, (3, 0), single(0, 4, 0)), rows_in(0, (4, 0), single(0, 4, 0), start=7)]
     with pytest.raises(EpochsMixed, match="startpoint epochs 3, 4"):
-        planned(found, {})
+        verdictned(found, {})
     rows = [("t", 0, n, StreamMetadata(5, 0, n).pack(), epoch, 0) for n, epoch in enumerate((3, 4))]
     for parts in ([rows], [[row] for row in rows]):
         with pytest.raises(EpochsMixed):
@@ -201,8 +201,8 @@ def test_a_partition_in_two_epochs_at_once_is_refused():
 def test_ranges_of_another_epoch_are_another_batch():
     """Rolled back and sent to the same place by a startpoint, a batch reads the same offsets and is not the same."""
     marks = single(0, 4, 0)
-    first, again = planned([rows_in(0, (0, 0), marks)], {}), planned([rows_in(0, (2, 2), marks)], {})
+    first, again = verdictned([rows_in(0, (0, 0), marks)], {}), verdictned([rows_in(0, (2, 2), marks)], {})
     assert first.ranges == (LogRange("t", 0, 0, 1),)
     assert again.ranges == (LogRange("t", 0, 0, 1, 2),)
-    old, new = (BatchMarks("q", 1, plan.ranges, plan.marks) for plan in (first, again))
+    old, new = (BatchMarks("q", 1, verdict.ranges, verdict.marks) for verdict in (first, again))
     assert BatchMarks.from_bytes(new.to_bytes()) == new != old

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.mark_epochs import Epoch, LowestHeld, begun_anew, carried, lowered, moved
+from spark_jobs.mark_epochs import Epoch, LowestHeld, carried, lowered, taken_back
 
 PAIRS = [(7, 0), (7, 1), (-3, 0)]
 LOG = st.lists(st.tuples(st.sampled_from(PAIRS), st.integers(0, 12)), min_size=1, max_size=40)
@@ -59,15 +59,20 @@ def test_only_the_partition_that_begins_anew_goes_back_and_stands_under_its_epoc
     }
     epochs = {0: Epoch(0, 0), 1: Epoch(5, 4), 2: Epoch(6, 3)}
     seen = HighwaterMarks()
-    old = begun_anew(before, "orders", epochs, seen)
-    assert list(old) == [1], "partition 2 began anew in epoch 3 already, and was moved in 6 without a reset"
     held = LowestHeld(*(np.array([number], np.int64) for number in (7, 1, 4)))
-    after = moved(before, "orders", epochs, old, {1: lowered(old[1], held)})
+    went_back = []
+
+    def as_of(partition, marks):
+        went_back.append(partition)
+        return lowered(marks, held)
+
+    after = taken_back(before, "orders", epochs, seen, as_of)
+    assert went_back == [1], "partition 2 began anew in epoch 3 already, and was moved in 6 without a reset"
     assert {key: dict(marks.items()) for key, marks in after.items()} == {
         MarksKey("orders", 0): dict(marks_of({(7, 0): 9}, 0).items()),
         MarksKey("orders", 3): dict(marks_of({(7, 2): 9}, 2).items()),
         MarksKey("orders", 5): dict(marks_of({(7, 1): 3}, 1).items()),
         MarksKey("bills", 0): dict(marks_of({(7, 0): 9}, 0).items()),
     }
-    assert begun_anew(after, "orders", epochs, seen) == {}, "the next batch goes on with them"
+    assert taken_back(after, "orders", epochs, seen, as_of) is after, "the next batch goes on with them"
     assert carried(after, "orders", epochs, seen).get(7, 1).offset == 3

@@ -4,11 +4,12 @@ import pytest
 from pyspark.sql.functions import udf
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
-from spark_jobs import filter_frame, filter_replays, filtered_frame
+from spark_jobs import filter_frame, filter_replays
+from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
 from spark_jobs.errors import FrameChanged
-from spark_jobs.filtered_frame import FrameUnusable
+from spark_jobs.frame import FrameUnusable
 from spark_jobs.spark_internals import setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
@@ -105,11 +106,22 @@ def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
         assert logs.ids(result.dropped) == {row.id for row in rows} - kept
 
 
+@pytest.mark.parametrize("rule", [{}, {"window": 3}], ids=["by runs", "by rows"])
+def test_faults_f8_no_setting_of_the_user_s_session_changes(spark, frames, logs, monkeypatch, rule):
+    rows = logs.rewound(15, back=5)
+    frame = frames.split(rows, 2)
+    with monkeypatch.context() as watched:
+        watched.setattr(type(spark.conf), "set", lambda _, *told: pytest.fail(f"sets {told}"))
+        result = filter_frame(frame, **rule)
+        assert logs.ids(result.rows) == logs.Model(rule.get("window", 0)).kept(rows)
+        assert len(logs.ids(result.dropped)) == 5
+
+
 @pytest.mark.parametrize("decide", ["by runs", "by rows"])
 def test_files_that_spark_packs_out_of_log_order_are_decided_in_it(spark, logs, tmp_path, monkeypatch, decide):
     """Tasks take files by size, the largest first: a log's later file may come before an earlier one."""
     if decide == "by rows":
-        monkeypatch.setattr(filtered_frame, "RUNS_MAX", 10)
+        monkeypatch.setattr(frame_room, "RUNS_MAX", 10)
     # Every second one is a replay of its neighbour: more stretches than are told one by one.
     rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, n // 2), None, f"v{n}") for n in range(300)]
     for n, part in enumerate((rows[:40], rows[40:])):
@@ -118,13 +130,13 @@ def test_files_that_spark_packs_out_of_log_order_are_decided_in_it(spark, logs, 
     with setting(spark, "spark.sql.files.minPartitionNum", 1):
         assert frame.first().offset == 40, "the larger file comes first"
         result = filter_frame(frame)
-        assert bool(result.plan.bitmaps) == (decide == "by rows")
+        assert result.verdict.by_runs == (decide == "by runs")
         assert logs.ids(result.rows) == logs.Model().kept(rows)
 
 
-@pytest.mark.parametrize("runs_max", [filtered_frame.RUNS_MAX, 1], ids=["by runs", "by rows"])
+@pytest.mark.parametrize("runs_max", [frame_room.RUNS_MAX, 1], ids=["by runs", "by rows"])
 def test_unordered_rows_are_decided_by_the_log_s_order(frames, logs, monkeypatch, runs_max):
-    monkeypatch.setattr(filtered_frame, "RUNS_MAX", runs_max)
+    monkeypatch.setattr(frame_room, "RUNS_MAX", runs_max)
     rows = [*logs.random_topic(3, rows=200), *logs.out_of_order()]
     found_out = filter_frame(frames.unordered(rows))
     assert logs.ids(found_out.rows) == logs.Model().kept(rows)
@@ -133,7 +145,7 @@ def test_unordered_rows_are_decided_by_the_log_s_order(frames, logs, monkeypatch
 
 @pytest.mark.parametrize("most", [64, 0], ids=["a comparison each", "bitmaps"])
 def test_what_drops_is_told_by_either_way_also_where_topics_need_quotes(frames, logs, monkeypatch, most):
-    monkeypatch.setattr(filtered_frame, "STRETCHES_MAX", most)
+    monkeypatch.setattr(frame_room, "STRETCHES_MAX", most)
     rows = [
         logs.Row(topic, partition, first + n, StreamMetadata(1, partition, source), None, f"{topic}{partition}:{n}")
         for topic, partition, first in (("it's `a` \\ topic", 0, 1000), ("t", 1, 2**40), ("t", 2, 0))
@@ -141,7 +153,7 @@ def test_what_drops_is_told_by_either_way_also_where_topics_need_quotes(frames, 
     ]
     result = filter_frame(frames.split(rows, 3))
     kept = logs.Model().kept(rows)
-    assert (result.plan.bitmaps, result.counts().kept) == ({}, len(kept))
+    assert (result.verdict.by_runs, result.counts().kept) == (True, len(kept))
     assert logs.ids(result.rows) == kept
     assert logs.ids(result.dropped) == {row.id for row in rows} - kept
 
@@ -156,7 +168,7 @@ def test_batches_that_differ_in_numbers_alone_run_the_same_generated_code(spark,
             for n in range(20 * stretches)
         ]
         result = filter_frame(frames.split(rows, 2))
-        assert len(result.plan.stretches["t", partition].starts) == stretches
+        assert len(result.verdict.dropped["t", partition].starts) == stretches
         assert logs.ids(result.rows) == logs.Model().kept(rows)
         compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
     assert len(set(compiled)) == 1, "of three stretches and of four"
@@ -172,7 +184,7 @@ def test_a_record_that_stands_twice_is_refused_by_name_also_where_holes_hide_it(
         with pytest.raises(Exception, match=r"LogRowTwice: log offset 0 of partition 0 of t .*dropDuplicates"):
             filter_frame(frame).rows.collect()
     once = filter_frame(frames.split([*rows[1:], *steady], 1))
-    assert not once.plan.bitmaps, "a hole is no reason to look at each row"
+    assert once.verdict.by_runs, "a hole is no reason to look at each row"
     assert logs.ids(once.rows) == {row.id for row in [*rows[1:], *steady]}
     if twice == "keyed":
         with pytest.raises(Exception, match="LogRowTwice: log offset 0 of partition 0 of t"):

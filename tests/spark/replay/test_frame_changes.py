@@ -7,7 +7,7 @@ from pyspark.errors import StreamingQueryException
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import FileMarks, ReplayFilteredBatches
-from spark_jobs.batch_decision import PartitionRows, check_unchanged
+from spark_jobs.decide import PartitionRows, check_unchanged
 from spark_jobs.errors import FrameChanged
 from spark_jobs.spark_internals import RowsRead
 

@@ -76,7 +76,7 @@ def test_without_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs,
     monkeypatch.setattr(spark_internals, "has_to_arrow", lambda _: False)
     monkeypatch.setattr(spark_internals, "asked", lambda _: None)
     result = filter_frame(frame)
-    assert result.plan.bitmaps, "the rows should have been decided one by one"
+    assert not result.verdict.by_runs, "the rows should have been decided one by one"
     assert logs.ids(result.rows) == logs.Model().kept(rows)
 
 

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import DataFrameWriter
 
 from filtering import HighwaterMarks
-from spark_jobs.batch_decision import PartitionRows
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.decide import PartitionRows
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted

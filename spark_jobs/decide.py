@@ -1,19 +1,19 @@
 """Decides before a batch's rows are read which of them drop, and the marks after the batch. No Spark.
 
-    log partition 0 of the batch: bounds, counts, seen, runs ─▶ decide ──────┬─▶ stretches of the log that drop
-    log partition 1: ...                                         ▲           └─▶ or None: the rows decide one by one
-    marks N-1 of each topic ──▶ the marks of its partitions ─────┘
-                            └─▶ merged with what was seen ──▶ marks N
+    what the first pass found of each log partition: bounds, counts, marks, runs ─┐
+    marks N-1 ────────────────────────────────────────────────────────────────────┴▶ decide ─┬▶ marks N, ranges, counts
+                                                                                             └▶ log offsets that drop
+                                                            or None: the rows decide one by one (row_decision.py)
 
-Marks N are known before anything is written. The plan names rows by their log offsets, so the rows may be in another
-order when they are read again.
+Marks N are known before anything is written. The verdict names rows by their log offsets, so the rows may be in
+another order when they are read again.
 
 A run is a set of rows of one pair with the same distance between source and log offset. Runs can decide a batch without
 its rows.
 
     log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. The bounds of a run
     pair A           0   1   2           3      are enough: with one distance, source offsets rise with log offsets.
-    pair B                       7   8          filtered_frame.py makes sure that no row is in a run twice
+    pair B                       7   8          frame.py makes sure that no row is in a run twice
 
 If the runs of a pair, sorted by log offset, do not overlap, then the highest source offset before each run is known,
 and the rule decides a whole run, in any physical order of the rows:
@@ -26,9 +26,10 @@ inside a stretch: its run must have no holes, or no other run may be inside its 
 overlap, a maximum inside a run with holes) the rows decide one by one. A row in two runs makes these overlap.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ from filtering.marks import UNKNOWN, HighwaterMarks
 from filtering.rule import group_pairs, highest_before
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import FrameChanged
-from spark_jobs.filter_settings import FilterRule, looks_unlikely
+from spark_jobs.filter_settings import BatchCounts, FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
 
 Numbers = npt.NDArray[np.int64]
@@ -78,17 +79,6 @@ class Stretches(NamedTuple):
     ends: Numbers
 
 
-class RunsVerdict(NamedTuple):
-    """Which rows of the runs drop, as log offsets, and how many. All others pass.
-
-    jumped: how many source offsets are missing between the rows of the pairs.
-    """
-
-    dropped: Stretches
-    dropped_rows: int
-    jumped: int
-
-
 class Bitmaps(NamedTuple):
     """Log offsets of one log partition: bit b of word w of bitmap n is offset n · BITMAP_OFFSETS + 64 w + b.
 
@@ -123,10 +113,13 @@ def _ones(count: Numbers) -> Numbers:
     return np.where(count == _WORD_BITS, np.int64(-1), below.view(np.int64))
 
 
-class RowsVerdict(NamedTuple):
-    """The decision of a log partition's rows one by one: which drop, and counts."""
+class PartitionVerdict(NamedTuple):
+    """Which rows of a log partition drop, as log offsets; all others pass. Counts of rows: dropped, late among them.
 
-    dropped: Bitmaps
+    jumped: how many source offsets are missing between the rows of the pairs.
+    """
+
+    dropped: Stretches | Bitmaps
     dropped_rows: int
     late: int
     jumped: int
@@ -154,83 +147,73 @@ class PartitionRows:
     startpoint_epoch: int = 0
     marks_epoch: int = 0
     runs: Runs | None = field(default=None, compare=False)
-    verdict: RowsVerdict | None = field(default=None, compare=False)
+    verdict: PartitionVerdict | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """Which rows drop, and the marks after the batch.
+class BatchVerdict:
+    """Which rows of a batch drop, the marks and log ranges after it, and its counts (of batch number 0).
 
-    stretches, bitmaps: log offsets that drop, by (topic, partition); all other rows pass. all_dropped: (topic, pid,
-    source partition) of the pairs without a row that passes. unlikely_pairs: how many pairs come from keys that are
-    probably metadata by chance. by_runs: the batch has rows, and their runs decided.
+    dropped: log offsets, by (topic, partition); all other rows pass. by_runs: the batch has rows, and their runs
+    decided.
     """
 
     marks: Mapping[MarksKey, HighwaterMarks]
     ranges: tuple[LogRange, ...]
-    rows: int
-    unkeyed: int
-    pairs: int
-    all_dropped: tuple[tuple[str, int, int], ...]
-    unlikely_pairs: int
-    stretches: Mapping[tuple[str, int], Stretches]
-    bitmaps: Mapping[tuple[str, int], Bitmaps]
-    dropped_rows: int
-    late: int
-    jumped: int
+    counts: BatchCounts
+    dropped: Mapping[tuple[str, int], Stretches | Bitmaps]
     by_runs: bool
 
 
-def plan_batch(
+def decide(
     found: Iterable[PartitionRows], before: Mapping[MarksKey, HighwaterMarks], *, rule: FilterRule, now_ms: int
-) -> BatchPlan | None:
-    """The plan of a batch; None if its rows have to decide one by one.
+) -> BatchVerdict | None:
+    """The verdict on a batch; None if its rows have to decide one by one.
 
     before: the marks after the previous batch. now_ms: the time of the last advance of each pair whose mark rises.
     Raises PairSplit for a pair in two log partitions, EpochsMixed for a partition in two startpoint epochs.
     """
     in_order = sorted(found, key=lambda one: (one.topic, one.partition))
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
-    stretches: dict[tuple[str, int], Stretches] = {}
-    bitmaps: dict[tuple[str, int], Bitmaps] = {}
+    verdicts: dict[tuple[str, int], PartitionVerdict] = {}
     all_dropped: list[tuple[str, int, int]] = []
-    pairs = unlikely_pairs = dropped_rows = late = jumped = 0
-    for topic in dict.fromkeys(one.topic for one in in_order):
-        own = [one for one in in_order if one.topic == topic]
+    pairs = unlikely_pairs = 0
+    for topic, rows_of_topic in groupby(in_order, key=lambda one: one.topic):
+        own = list(rows_of_topic)
         epochs, seen = epochs_of(own), merged_marks(one.marks for one in own)
         old = carried(marks, topic, epochs, seen)
-        new = old.merge(_advanced_at(seen, old, now_ms))
+        risen, unchanged = _advanced_at(seen, old, now_ms)
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
-        marks = others | by_epoch(new, marks, topic, epochs)
+        marks = others | by_epoch(old.merge(risen), marks, topic, epochs)
+        for one in own:
+            verdict = one.verdict or (one.runs and verdict_of_runs(one.runs, old))
+            if verdict is None:
+                return None
+            verdicts[topic, one.partition] = verdict
         pairs += len(seen)
         unlikely_pairs += int(looks_unlikely(seen).sum()) if rule.may_be_chance else 0
-        all_dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
-        for one in own:
-            if one.verdict is not None:
-                bitmaps[topic, one.partition] = one.verdict.dropped
-                late += one.verdict.late
-                verdict: Any = one.verdict
-            else:
-                verdict = None if one.runs is None else decide(one.runs, old)
-                if verdict is None:
-                    return None
-                stretches[topic, one.partition] = verdict.dropped
-            dropped_rows, jumped = dropped_rows + verdict.dropped_rows, jumped + verdict.jumped
+        all_dropped.extend((topic, *pair) for pair in unchanged)
     if rule.ttl_s is not None:
         marks = {key: m.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s) for key, m in marks.items()}
-    return BatchPlan(
+    rows, unkeyed = sum(one.rows for one in in_order), sum(one.unkeyed for one in in_order)
+    dropped, late, jumped = (sum(column) for column in zip((0, 0, 0), *(v[1:] for v in verdicts.values()), strict=True))
+    counts = BatchCounts(
+        0,
+        rows,
+        unkeyed,
+        pairs,
+        kept=rows - unkeyed - dropped,
+        dropped=dropped,
+        late=late,
+        jumped=jumped if rule.counts_gaps else 0,
+        all_dropped=tuple(all_dropped),
+        unlikely_pairs=unlikely_pairs,
+    )
+    return BatchVerdict(
         {key: m for key, m in marks.items() if len(m)},
         ranges_of(in_order),
-        sum(one.rows for one in in_order),
-        sum(one.unkeyed for one in in_order),
-        pairs,
-        tuple(all_dropped),
-        unlikely_pairs,
-        {where: found for where, found in stretches.items() if len(found.starts)},
-        {where: found for where, found in bitmaps.items() if len(found.numbers)},
-        dropped_rows,
-        late,
-        jumped if rule.counts_gaps else 0,
+        counts,
+        {where: verdict.dropped for where, verdict in verdicts.items() if len(verdict.dropped[0])},
         bool(in_order) and all(one.verdict is None for one in in_order),
     )
 
@@ -249,34 +232,10 @@ def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
     return merged[0]
 
 
-def marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) -> HighwaterMarks:
-    """The marks of these pairs alone."""
-    found = marks.find(pids, partitions)
-    keep = np.zeros(len(marks), np.bool_)
-    keep[found[found >= 0]] = True
-    return marks.without_rows(np.flatnonzero(~keep))
-
-
-def starting_marks(
-    before: Mapping[MarksKey, HighwaterMarks], topic: str, partition: int, epoch: Epoch
-) -> HighwaterMarks:
-    """The marks before the rows of one log partition in this epoch: of pairs that are in this partition, or may be.
-
-    They are the marks that `carried` gives for these pairs. The marks of pairs in other partitions are left out; a pair
-    in two partitions is detected when the partitions are merged.
-    """
-    parts = []
-    for key, marks in before.items():
-        if key.topic == topic and key.startpoint_epoch >= epoch.marks:
-            here = np.isin(marks.to_columns().destination_partitions, [partition, UNKNOWN])
-            parts.append(marks.without_rows(np.flatnonzero(~here)))
-    return merged_marks(parts)
-
-
-def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
-    """Apply the rule to whole runs, with the marks before them; None if their bounds do not decide."""
+def verdict_of_runs(runs: Runs, marks: HighwaterMarks) -> PartitionVerdict | None:
+    """Apply the rule to the runs of a log partition, with the marks before them; None if their bounds do not decide."""
     if not len(runs.rows):
-        return RunsVerdict(Stretches(runs.starts, runs.starts), 0, 0)
+        return PartitionVerdict(Stretches(runs.starts, runs.starts), 0, 0, 0)
     by_start = runs.some(np.argsort(runs.starts, kind="stable"))
     groups = group_pairs(by_start.pids, by_start.partitions)
     in_order = Runs(*map(groups.together, by_start))
@@ -298,7 +257,7 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     kept = np.where(replayed == spans, 0, in_order.rows - replayed)
     rose = np.maximum(before[ends], in_order.highs[ends]) - np.where(known < 0, in_order.lows[firsts] - 1, known)
     jumped = sum(rose[groups.partitions != NO_PAIR].tolist()) - int(kept[in_order.partitions != NO_PAIR].sum())
-    return RunsVerdict(dropped, int(in_order.rows.sum()) - int(kept.sum()), jumped)
+    return PartitionVerdict(dropped, int(in_order.rows.sum()) - int(kept.sum()), 0, jumped)
 
 
 def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
@@ -330,12 +289,23 @@ def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numb
     return np.where(found >= 0, offsets[found] if len(offsets) else -1, -1)
 
 
-def _advanced_at(seen: HighwaterMarks, old: HighwaterMarks, now_ms: int) -> HighwaterMarks:
-    """The marks `seen`, with `now_ms` as the time of the last advance of pairs that rise above the old marks."""
-    columns, before = seen.to_columns(), old.to_columns().offsets
+def _advanced_at(
+    seen: HighwaterMarks, old: HighwaterMarks, now_ms: int
+) -> tuple[HighwaterMarks, list[tuple[int, int]]]:
+    """The marks `seen`, with `now_ms` as the time of the last advance of pairs that rise above the old marks.
+
+    Also the pairs whose mark and window did not change: all of their rows are replays.
+    """
+    columns, before = seen.to_columns(), old.to_columns()
     rows = old.find(columns.pids, columns.partitions)
-    rose = (rows < 0) | (columns.offsets > before[rows] if len(before) else True)
-    return HighwaterMarks.from_columns(
+    rose = rows < 0
+    known = np.flatnonzero(~rose)
+    rose[known] = columns.offsets[known] > before.offsets[rows[known]]
+    unchanged = known[~rose[known]]
+    if before.window:
+        same = columns.bitmaps[unchanged] == before.bitmaps[rows[unchanged]]
+        unchanged = unchanged[same.all(axis=1)]
+    risen = HighwaterMarks.from_columns(
         columns.pids,
         columns.partitions,
         columns.offsets,
@@ -344,18 +314,8 @@ def _advanced_at(seen: HighwaterMarks, old: HighwaterMarks, now_ms: int) -> High
         bitmaps=columns.bitmaps if columns.window else None,
         window=columns.window,
     )
-
-
-def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -> Iterator[tuple[int, int]]:
-    """The pairs of the batch whose mark and bitmap did not change: all of their rows are replays."""
-    columns, before, after = seen.to_columns(), old.to_columns(), new.to_columns()
-    rows_old, rows_new = (m.find(columns.pids, columns.partitions) for m in (old, new))
-    known = np.flatnonzero(rows_old >= 0)
-    same: npt.NDArray[Any] = before.offsets[rows_old[known]] == after.offsets[rows_new[known]]
-    if before.window:
-        same &= (before.bitmaps[rows_old[known]] == after.bitmaps[rows_new[known]]).all(axis=1)
-    for row in known[same]:
-        yield int(columns.pids[row]), int(columns.partitions[row])
+    pairs = zip(columns.pids[unchanged].tolist(), columns.partitions[unchanged].tolist(), strict=True)
+    return risen, list(pairs)
 
 
 def epochs_of(own: Iterable[PartitionRows]) -> dict[int, Epoch]:
