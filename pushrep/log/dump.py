@@ -182,8 +182,9 @@ def _batches(
     file = filesystem.open(path, writable=False)
     try:
         log = path.resolve().parent
-        walk = scan_over_holes if log.name in compacted_logs(log.parent, filesystem) else scan
-        for step in walk(file, ScanRange(base_offset=base)):
+        is_compacted = log.name in compacted_logs(log.parent, filesystem)
+        walk = scan_over_holes if is_compacted else scan
+        for step in walk(file, ScanRange(base_offset=base, may_lack_records=is_compacted)):
             if walk is scan_over_holes and isinstance(step, Damage) and step.goes_on_at is not None:
                 if step.goes_on_at > window.start and step.next_offset < window.end:
                     yield DumpedHole(step.position, step.next_offset, step.goes_on_at)

@@ -196,6 +196,7 @@ class _Walk:
             end_offset=task.next_base,
             recovery_point=below or 0,
             leader_epoch=task.leader_epoch,
+            may_lack_records=task.expected.is_compacted,
         )
         if limit is not None and limit <= task.base_offset:
             return

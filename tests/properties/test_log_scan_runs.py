@@ -123,6 +123,7 @@ ranges = st.builds(
     position=st.just(0),  # of a tuple's fields what stands not here would be drawn by its type
     last_offset=st.none(),
     closed_at=st.none(),
+    may_lack_records=st.just(False),
     epochs=st.none(),
     base_offset=st.sampled_from([BASE, BASE, BASE, BASE - 5, BASE + 1]),
     next_offset=st.sampled_from([None, None, BASE, BASE + 1]),
