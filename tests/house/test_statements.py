@@ -25,7 +25,7 @@ PROMISES = {
 FILTERING = {
     "key", "carrier", "pid", "rule", "order", "given", "split", "window", "ttl", "counts", "place", "prefix",
     "alone", "stops", "position", "again", "assignment", "transaction", "operator", "batches", "adopt",
-    "stores", "object stores", "sql", "relay", "killed", "twice", "changed", "back", "tables",
+    "stores", "object stores", "sql", "relay", "killed", "twice", "changed", "back", "tables", "F8",
 }  # fmt: skip
 
 
