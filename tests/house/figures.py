@@ -277,8 +277,7 @@ FORMATS = {
     ".index, .timeindex": "pushrep.log.indexes",
     ".seal": "pushrep.log.seals",
     ".lock": "pushrep.log.directory_files",
-    "recovery-point-offset-checkpoint": "pushrep.log.directory_files",
-    "given-up-offset-checkpoint": "pushrep.log.directory_files",
+    "offset checkpoints (recovery point, log start, high watermark, given up)": "pushrep.log.directory_files",
     "leader-epoch-checkpoint": "pushrep.log.directory_files",
     "partition.metadata": "pushrep.log.directory_files",
     ".pushrep_cleanshutdown": "pushrep.log.directory_files",
@@ -300,9 +299,8 @@ FORMATS = {
     "position in a commit": "filtering.position",
     "marks of consumers in a topic": "filtering.consumers.commits",
     "marks of a batch": "spark_jobs.batch_marks",
-    "local marks": "spark_jobs.marks",
-    "marks of a batch in a topic": "spark_jobs.topic_marks",
-    "startpoints.json of a checkpoint": "spark_jobs.checkpoint_append",
+    "a relay's epochs": "spark_jobs.jobs.relaying",
+    "a table's owners": "spark_jobs.sinks.directory_table",
 }
 """What is written for another run or program to read: the module that knows its bytes. Whose module is gone is gone."""
 
