@@ -48,7 +48,7 @@ from pushrep.replicate.node_status import NodeLog, log_problems
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.status import PlaceStatus, Problem
+from pushrep.status import Blocks, PlaceStatus, Problem
 from pushrep.status.table import width
 from pushrep.status.text import status_lines
 from pushrep.wire import push_messages as wire
@@ -124,10 +124,16 @@ def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool 
 def _looked(place: str, look_there: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         found = look_there()
+    except BadArgument as error:  # a typing error, say: nothing is known to be wrong with a service
+        found = _unknown(place, error.why, Blocks.NOTHING)
     except (PushrepError, OSError) as error:
-        why = error.why if isinstance(error, BadArgument) else str(error)
-        found = PlaceStatus(directory=place, why=why, found=(Problem("not_answering", place, why),)).as_dict()
+        found = _unknown(place, str(error).removeprefix(f"{place}: "))
     return {**found, "place": place}
+
+
+def _unknown(place: str, why: str, blocks: Blocks | None = None) -> dict[str, Any]:
+    problem = Problem("not_answering", place, why, blocks=blocks)
+    return PlaceStatus(directory=place, why=why, found=(problem,)).as_dict()
 
 
 def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:

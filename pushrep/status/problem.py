@@ -36,7 +36,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         # a process has the directory or the port open, and does not answer
         "not_answering": ProblemKind(
             Blocks.APPENDS,
-            "Check whether its process hangs, and whether the place is an outbox, a node or logs.",
+            "Check whether this is the right place, and whether its process hangs.",
             "pushrep status {at}",
         ),
         # records that have to reach replicas are refused

@@ -43,7 +43,8 @@ def _head(found: Found) -> Iterator[str]:
         yield f"{found['place']}: {found['kind']}{where}{state}{_pid(found)}"
         yield from _node(found)
     if (disk := found.get("disk")) is not None:
-        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
+        full = "" if disk["level"] == "room" else f", {disk['level']}"
+        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used{full}"
     scrubs = [found["scrub"]] if "scrub" in found else [one["scrub"] for one in found.get("outboxes", ())]
     if scrubs:
         passes, damaged, repaired = (sum(one[name] for one in scrubs) for name in ("passes", "damaged", "repaired"))
@@ -85,7 +86,7 @@ def _node(found: Found) -> Iterator[str]:
         where = f" ({one['address']})" if one["address"] else ""
         contact = "it has resigned" if one["silent_ms"] is None else f"last contact {duration(one['silent_ms'])} ago"
         leader = f"member {one['leader']}{where} leads under epoch {one['epoch']}, {contact}"
-        here = "this member leads; see pushrep status of its service's own directory"
+        here = f"this member leads; for the others' lag: pushrep status {found['directory']}/{one['outbox_id']}"
         yield f"outbox {one['outbox_id']} ({one['topic']}): {here if one['is_here'] else leader}"
         if (hold := one["hold"]) is not None:
             yield f"  takeovers are held until {time_text(hold['until_ms'])}: {hold['reason']}"

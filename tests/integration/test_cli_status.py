@@ -173,6 +173,10 @@ def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_3(tmp_pa
     assert [one["place"] for one in places[:2]] == [str(tmp_path / "w" / f"slot-{n}") for n in (0, 1)]
     assert [one["log_end_offsets"] for one in places[:2]] == [0, 1]
     assert [(one["kind"], words(one)) for one in places[2:]] == [("unknown", ["not_answering"])] * 2
+    mistyped, away = (one["problems"][0] for one in places[2:])
+    assert mistyped["blocks"] == "nothing"
+    assert (away["subject"], away["blocks"]) == ("127.0.0.1:1", "appends")
+    assert "127.0.0.1:1" not in away["why"], "the subject says it"
 
 
 def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):
