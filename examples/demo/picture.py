@@ -99,6 +99,10 @@ def _spoken(run: Run) -> str:
     return escape(f"{kept:,} records kept, {replayed:,} replayed ones dropped, {len(run.marks)} kills")
 
 
+Placed = tuple[float, int, Mark]
+"""Where a kill stands on a chart's own scale, its number in the order of time, and the kill."""
+
+
 class _Chart(NamedTuple):
     """A chart's place on the sheet and its scales: x from 0 to `x_max`, y from 0 to `y_max`."""
 
@@ -137,8 +141,8 @@ def _drawn(run: Run, width: int, *, hover: bool) -> tuple[str, int]:
     items = [("kept", "kept", False), ("replayed, dropped", "again", False), ("appended", "ink", False)]
     top = _heading(parts, "Records by day of departure", items, width, top)
     marks = [
-        (mark.moment_ms / 86_400_000 - (first - date(1970, 1, 1)).days, mark)
-        for mark in run.marks
+        (mark.moment_ms / 86_400_000 - (first - date(1970, 1, 1)).days, number, mark)
+        for number, mark in enumerate(run.marks, 1)
         if mark.moment_ms is not None
     ]
     chart = _chart(width, top, at[-1], max(day.appended for day in run.days), _rows(marks, width, at[-1]))
@@ -155,7 +159,7 @@ def _drawn(run: Run, width: int, *, hover: bool) -> tuple[str, int]:
     end_s = max(run.seconds, default=1.0)
     items = [(line.name, line.color, line.dashed) for line in run.lines]
     top = _heading(parts, "The run itself: records by second", items, width, chart.bottom + 44)
-    marks = [(mark.at_s, mark) for mark in run.marks]
+    marks = [(mark.at_s, number, mark) for number, mark in enumerate(run.marks, 1)]
     most = max((max(line.records, default=0) for line in run.lines), default=0)
     chart = _chart(width, top, end_s, most, _rows(marks, width, end_s))
     parts += _grid(chart)
@@ -193,10 +197,10 @@ def _text_of(number: int, mark: Mark, width: int) -> str:
     return f"{number} {mark.label}" if width == WIDE else str(number)
 
 
-def _placed(marks: Sequence[tuple[float, Mark]], width: int, x_max: float) -> list[tuple[float, int]]:
+def _placed(marks: Sequence[Placed], width: int, x_max: float) -> list[tuple[float, int]]:
     """For each mark its x and the row of its label, so that labels stand beside or over each other, never on one."""
     scale, ends, found = (width - 78) / (x_max or 1), [0.0] * 8, []
-    for number, (at, mark) in enumerate(marks, 1):
+    for at, number, mark in marks:
         half = _CHAR * len(_text_of(number, mark, width)) / 2 + 3
         x = min(max(62 + at * scale, 12 + half), width - 12 - half)
         row = next((row for row, end in enumerate(ends) if end <= x - half), len(ends) - 1)
@@ -205,18 +209,18 @@ def _placed(marks: Sequence[tuple[float, Mark]], width: int, x_max: float) -> li
     return found
 
 
-def _rows(marks: Sequence[tuple[float, Mark]], width: int, x_max: float) -> int:
+def _rows(marks: Sequence[Placed], width: int, x_max: float) -> int:
     return 1 + max((row for _, row in _placed(marks, width, x_max)), default=0)
 
 
-def _marked(chart: _Chart, marks: Sequence[tuple[float, Mark]], width: int) -> Iterator[str]:
+def _marked(chart: _Chart, marks: Sequence[Placed], width: int) -> Iterator[str]:
     placed = _placed(marks, width, chart.x_max)
-    for (at, mark), (_, row) in zip(marks, placed, strict=True):
+    for (at, _, mark), (_, row) in zip(marks, placed, strict=True):
         foot, line = chart.top - 6 - 18 * row, chart.x(at)
         style = f"stroke: var(--{mark.color})"
         yield f'<line class="mark" x1="{line:.1f}" x2="{line:.1f}" y1="{foot + 3:.0f}" y2="{chart.bottom:.0f}" '
         yield f'style="{style}"><title>{escape(f"kill -9: {mark.label}, at {mark.at_s:.1f} s")}</title></line>'
-    for number, ((_, mark), (x, row)) in enumerate(zip(marks, placed, strict=True), 1):
+    for (_, number, mark), (x, row) in zip(marks, placed, strict=True):
         place = f'x="{x:.1f}" y="{chart.top - 6 - 18 * row:.0f}" text-anchor="middle"'
         yield f'<text class="kill" {place} style="fill: var(--{mark.color})">'
         yield f"{escape(_text_of(number, mark, width))}</text>"

@@ -46,10 +46,18 @@ def test_both_widths_stay_on_their_sheets():
             assert left + long <= width, text.text
 
 
+def test_a_kill_has_the_same_number_in_both_charts():
+    """The first one, of a broker, has no event time."""
+    run = a_run(2)
+    run.marks.insert(0, Mark("broker", "broker", 5.0, None))
+    texts = re.findall(r'class="kill"[^>]*>(\d \w+)<', picture(run))
+    assert texts == ["2 producer", "3 producer", "1 broker", "2 producer", "3 producer"]
+
+
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("kills", [1, 4, 7])
 def test_names_of_kills_never_stand_on_each_other(width, kills):
-    marks = [(mark.at_s, mark) for mark in a_run(kills).marks]
+    marks = [(mark.at_s, number, mark) for number, mark in enumerate(a_run(kills).marks, 1)]
     placed = _placed(marks, width, 60.0)
     long = 6.9 * (len("1 producer") if width == WIDE else 1)
     for n, (x, row) in enumerate(placed):
