@@ -83,7 +83,7 @@ def full_run(out, databases, *, kills_apply):
     page = (out / "report.html").read_text()
     assert "Every flight is in the table once and in order" in page
     assert 'src="http' not in page, "self-contained"
-    marks = re.findall(r">\d (\w+)(?:&#x27;s JVM)?</text>", page)
+    marks = re.findall(r'class="kill"[^>]*>\d (\w+)', page)
     twice = ["producer", "relay", *["apply"] * kills_apply]
     assert sorted(marks) == sorted([*twice * 2, "broker"]), "by event time, and in the run"
     assert not (out / "scratch").exists()
