@@ -117,6 +117,7 @@ class CatalogTable(BatchTable):
     _last: BatchRecord | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        self._ask_spark(rows.sparkSession, batch_id)
         self._write(rows, batch_id, ())
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
@@ -186,7 +187,7 @@ class CatalogTable(BatchTable):
                 numbered.select(*map(_name, columns)).write.insertInto(self._name, overwrite=True)
             return
         options, record = self._options, None
-        if committing is not None:
+        if committing is not None and self._is_told:
             record = self._record(session, committing, batch_id, replaced)
             if record is self._last:
                 _LOG.info("batch %d is in %s with these very log ranges: not written again", batch_id, self._name)

@@ -69,6 +69,7 @@ class DirectoryTable(BatchTable):
     _place: tuple[str, HadoopDirectory, Owners] | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        self._ask_spark(rows.sparkSession, batch_id)
         directory = self._opened(rows.sparkSession, batch_id)
         aside = self._begin(directory)
         self._write_aside(directory, aside, batch_id, rows)

@@ -23,6 +23,7 @@ from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.replacing import within
+from spark_jobs.spark_internals import query_id_of
 
 VERSION = 1
 BATCH_COLUMN = "batch_id"
@@ -31,7 +32,7 @@ NOT_TOLD = (
     "nobody told the sink whose batch this is: give the sink to ReplayFilteredBatches as its handler; a handler around "
     "it has a method expect(query_id, batch_id, ranges) that hands on to the sink's own"
 )
-"""A sink can be called from any thread of a handler, and there nothing else says which query runs."""
+"""In a thread of a handler nothing else says which query runs."""
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
 PLACE = "topic string, partition int, offset bigint, batch_id bigint"
@@ -179,10 +180,16 @@ class BatchTable(ABC):
         self._name, self._format, self._options = name, format, dict(options)
         self._partition_by, self._adopt = tuple(partition_by), adopt
         self._expected: tuple[str, int, tuple[LogRange, ...]] | None = None
+        self._is_told = False
 
     def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
         """The batch that comes next: its query, its number and the log ranges of all its rows."""
-        self._expected = query_id, batch_id, ranges
+        self._expected, self._is_told = (query_id, batch_id, ranges), True
+
+    def _ask_spark(self, session: SparkSession, batch_id: int) -> None:
+        """A sink that foreachBatch calls itself, as behind `filter_replays`, runs in the query's own thread."""
+        if not self._is_told and (query_id := query_id_of(session)) is not None:
+            self._expected = query_id, batch_id, ()
 
     def _batch(self, batch_id: int) -> tuple[str, tuple[LogRange, ...]]:
         """The query and the log ranges of the batch that comes. Raises BadSink if the sink was not told of it."""

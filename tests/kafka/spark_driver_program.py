@@ -6,7 +6,6 @@ One session serves all tests of a module. What is run is what users run: their f
 or their query behind filter_replays, into an idempotent table of (topic, partition, offset, batch_id).
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -139,14 +138,13 @@ class Driver:
             handler = ReplayFilteredBatches(handler, store, adopt=adopt, **(rule or {}))
         writer = frame.writeStream.foreachBatch(handler).option("checkpointLocation", str(place / "checkpoint"))
         query = writer.trigger(**(trigger or {"availableNow": True})).start()
-        self.queries[str(place)] = query, store
+        self.queries[str(place)] = query
         return str(query.id)
 
     def finish(self, place):
         """Wait for its end; its id."""
-        query, store = self.queries.pop(place)
-        with contextlib.closing(store):
-            query.awaitTermination()
+        query = self.queries.pop(place)
+        query.awaitTermination()
         return str(query.id)
 
     def run(self, place, **more):
@@ -156,11 +154,11 @@ class Driver:
 
     def catch_up(self, place):
         """Wait until all records of the topics are in the table."""
-        self.queries[place][0].processAllAvailable()
+        self.queries[place].processAllAvailable()
 
     def stop(self, place):
         """The end of a query that follows its topics."""
-        self.queries[place][0].stop()
+        self.queries[place].stop()
         return self.finish(place)
 
     def backfill(self, place, options, form="batches", rule=None):
