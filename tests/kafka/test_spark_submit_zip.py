@@ -90,10 +90,9 @@ def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit,
     """
     master = "local-cluster[1,1,1024]" if torture.is_long else "local[2]"
     servers, tag = broker.bootstrap_servers, uuid.uuid4().hex[:8]
-    first, second, marks = (f"zip-{name}-{tag}" for name in ("first", "second", "marks"))
+    first, second = (f"zip-{name}-{tag}" for name in ("first", "second"))
     create_topic(servers, first, partitions=SOURCES)
     create_topic(servers, second, partitions=SOURCES)
-    create_topic(servers, marks, cleanup_policy="compact")
     producer = plain_producer(servers)
     for start in (0, 60):  # the second run of the producer came back from a position that lagged
         for partition in range(SOURCES):
@@ -103,7 +102,7 @@ def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit,
     kafka = ("--source", "kafka", "--source-option", f"kafka.bootstrap.servers={servers}")
     relayed = submit(
         *("relay", master, *kafka, "--topic", first, "--to-topic", second, "--application", "zip"),
-        *("--checkpoint", tmp_path / "relay", "--marks", f"kafka:{marks}", "--to-option", "log_level=0"),
+        *("--checkpoint", tmp_path / "relay", "--to-option", "log_level=0"),
     )
     assert (relayed[-1]["event"], relayed[-1]["kept"]) == ("stopped", SOURCES * RECORDS)
     found = read_filtered(servers, second, SOURCES)
