@@ -307,9 +307,17 @@ class ConsoleServer:
         self.url = f"http{'' if cert is None else 's'}://{self.address}"
         watch.on_news = self._news.notify
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="pushrep-console-http")
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="pushrep-console-http")
         watch.start()
         self._thread.start()
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        # Over TLS asyncio would wait for the browser's own goodbye, and leave the sockets to the garbage collector.
+        for connection in list(self._server.server_state.connections):
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()
+        await asyncio.sleep(0)
 
     def stop(self) -> None:
         """Stop the server and the watch. When this returns, no request is answered any more."""

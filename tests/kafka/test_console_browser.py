@@ -254,7 +254,7 @@ def outbox_page(page, places):
 
 def node_page(page, places):
     [one] = [place for place in places if place["place"].endswith("/node-1")]
-    expires_s = one["certificate_expires_s"]
+    expires_s = one["certificates"].get("node")
     named = {
         "Process": one["pid"], "Connections": one["connections"], "Replica epoch": one["replica_epoch"],
         "Certificate until": f"{datetime.fromtimestamp(expires_s, UTC)}" if expires_s else "none",
