@@ -75,7 +75,7 @@ class Service:
     def unshipped(self) -> int:
         """Records that the topic has not acknowledged yet."""
         outbox = self._outbox
-        if outbox is None or self._kafka is None:
+        if outbox is None or self._destination is None:
             return 0
         return outbox.lag()[f"kafka:{TOPIC}"].records
 
