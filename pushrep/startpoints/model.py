@@ -206,7 +206,7 @@ class Startpoint:
             "out_of_range": str(self.out_of_range),
             "reset_marks": self.reset_marks,
         }
-        # Older releases ignore these and replace all rows that are read again: the table is right, too.
+        # Absent by default: then all rows of a table that are read again are replaced.
         if self.replace_until is not None:
             fields["replace_until"] = self.replace_until
         return fields | {"append_only": True} if self.append_only else fields

@@ -76,7 +76,7 @@ def wanted_of(options: SourceOptions) -> AskRowsWanted:
 
 
 def _stood_at(event_log: EventLog, readers: AbstractSet[Reader]) -> dict[Reader, dict[int, int]]:
-    """Where each of these readers stood when it applied a startpoint, by its number; older releases did not note it."""
+    """Where each of these readers stood when it applied a startpoint, by its number, where that is known."""
     found: dict[Reader, dict[int, int]] = {reader: {} for reader in readers}
     for written in event_log.all_written():
         for reader, state in event_log.readers(written.sequence).items():
