@@ -112,7 +112,10 @@ def _row(one: RecordingInfo) -> tuple[str, ...]:
     recording_id = "" if one.recording_id is None else str(one.recording_id)
     ends = (count(one.start_offset), count(one.stable_offset))
     outbox = "" if one.outbox_id is None else str(one.outbox_id)
-    return (one.name, recording_id, *ends, "live" if one.is_live else "stopped", outbox)
+    state = "live" if one.is_live else "stopped"
+    if one.damaged_from is not None:
+        state += f", damaged from {count(one.damaged_from)} on"
+    return (one.name, recording_id, *ends, state, outbox)
 
 
 def _as_dict(one: RecordingInfo) -> dict[str, object]:
@@ -126,4 +129,5 @@ def _as_dict(one: RecordingInfo) -> dict[str, object]:
         "end_offset": one.end_offset,
         "is_live": one.is_live,
         "state": one.state.name,
+        "damaged_from": one.damaged_from,
     }

@@ -115,7 +115,7 @@ from pushrep.log.disk_space import DiskHeadroom, DiskWatch
 from pushrep.log.disk_threads import ManyFiles
 from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
-from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
+from pushrep.log.published import LogEnds, PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.records.header import OFFSET_MAX
@@ -126,7 +126,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_point: int | None) -> int:
     """The offset below which readers may have seen records, by the files beside the log; 0 if there are none."""
-    stable = 0 if published is None else published.stable_offset
+    stable = 0 if published is None else published.ends.stable
     return max(stable, 0 if clean is None else clean.end_offset, recovery_point or 0)
 
 
@@ -696,13 +696,11 @@ class DirectoryView:
         """How many bytes one log's newest file may be allocated ahead of its data."""
         return self._directory.ahead_bytes_max()
 
-    def publish(
-        self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
-    ) -> None:
+    def publish(self, ends: LogEnds, leader_epoch: int) -> None:
         """Publish these offsets to readers in other processes: no system call, about a microsecond."""
         if self._closed or self._directory.forked:
             self._check_open()
-        self._entry.publish(log_end_offset, flushed_offset, high_watermark, log_start_offset, leader_epoch)
+        self._entry.publish(ends, leader_epoch)
 
     def lower_published(self, offset: int) -> None:
         """Lower what was published to `offset`: the log is about to be cut there."""

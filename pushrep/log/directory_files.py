@@ -89,7 +89,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -206,16 +206,6 @@ class BadCheckpoint(ValueError):
     """The bytes are no checkpoint; for `read_checkpoint` the file then counts as absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """The checkpoints of a directory, each by name of the log; a map lacks logs that its file does not list."""
-
-    recovery_points: Mapping[str, int] = field(default_factory=dict)
-    log_start_offsets: Mapping[str, int] = field(default_factory=dict)
-    high_watermarks: Mapping[str, int] = field(default_factory=dict)
-    given_up_offsets: Mapping[str, int] = field(default_factory=dict)
-
-
 def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
     """The file's bytes for {name of the log: offset}, in the order of topic and partition."""
     parts = sorted((*parse_log_name(name), offset) for name, offset in offsets.items())
@@ -266,17 +256,6 @@ def refuse_compacted(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> Non
     """Raise CompactedLog for a log that Kafka's cleaner went over."""
     if (to := compacted_logs(log.parent, filesystem).get(log.name)) is not None:
         raise CompactedLog(log, to)
-
-
-def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
-    """Read all checkpoint files beside a writer: no lock; each file is either the old or the new one, never a mix."""
-    directory = Path(directory)
-    return Checkpoints(
-        recovery_points=read_checkpoint(directory, CheckpointFile.RECOVERY_POINT, filesystem),
-        log_start_offsets=read_checkpoint(directory, CheckpointFile.LOG_START_OFFSET, filesystem),
-        high_watermarks=read_checkpoint(directory, CheckpointFile.HIGH_WATERMARK, filesystem),
-        given_up_offsets=read_checkpoint(directory, CheckpointFile.GIVEN_UP, filesystem),
-    )
 
 
 def write_checkpoint(

@@ -35,7 +35,7 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
-from pushrep.log.published import PublishedState, read_published
+from pushrep.log.published import LogEnds, PublishedState, read_published
 
 _LOCKS_PATH = Path("/proc/locks")
 _LOCKS_BYTES_MAX = 1 << 20
@@ -73,9 +73,19 @@ class LogState:
             return "writer"
         if self.clean is not None:
             return "clean marker"
-        if self.published is not None:
+        if self.published is not None and not self.is_copy:
             return "last published"
         return "nothing" if self.recovery_point is None else "checkpoint"
+
+    def ends(self, first_base: int | None) -> LogEnds | None:
+        """The log's ends by that source; None if nothing says them. first_base: of its first segment."""
+        if self.published is not None and self.known_by in {"writer", "last published"}:
+            return self.published.ends
+        end = self.recovery_point if self.clean is None else self.clean.end_offset
+        if end is None:
+            return None
+        start = self.log_start_offset if self.log_start_offset is not None else first_base or 0
+        return LogEnds(start, end, end, end if self.high_watermark is None else min(end, self.high_watermark))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,24 +182,15 @@ def summarize(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogSummary
     """One log in one line."""
     state = read_state(log, filesystem)
     segments = segment_facts(log, filesystem)
-    bases = [segment.base_offset for segment in segments]
-    start = state.log_start_offset if state.log_start_offset is not None else (bases[0] if bases else 0)
-    end = flushed = high_watermark = state.recovery_point
-    if state.known_by in {"writer", "last published"} and state.published is not None:
-        start, end = state.published.log_start_offset, state.published.log_end_offset
-        flushed, high_watermark = state.published.flushed_offset, state.published.high_watermark
-    elif state.clean is not None:
-        end = flushed = state.clean.end_offset
-        high_watermark = state.high_watermark if state.high_watermark is not None else end
-    elif end is not None and state.high_watermark is not None:
-        high_watermark = min(end, state.high_watermark)
+    first_base = segments[0].base_offset if segments else 0
+    ends = state.ends(first_base)
     epochs = read_leader_epochs(log, filesystem)
     return LogSummary(
         name=log.name,
-        log_start_offset=start,
-        log_end_offset=end,
-        flushed_offset=flushed,
-        high_watermark=high_watermark,
+        log_start_offset=(state.log_start_offset or first_base) if ends is None else ends.start,
+        log_end_offset=None if ends is None else ends.end,
+        flushed_offset=None if ends is None else ends.flushed,
+        high_watermark=None if ends is None else ends.high_watermark,
         leader_epoch=epochs.latest_epoch if epochs is not None else -1,
         segments=len(segments),
         size_bytes=sum(segment.size_bytes for segment in segments),

@@ -22,7 +22,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 import google_crc32c
@@ -55,6 +55,34 @@ assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0]
 assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
 
 
+class Damaged(NamedTuple):
+    """Records that were on disk can't be read from `offset` on, at byte `position` of `segment`; as in CorruptBatch."""
+
+    offset: int
+    segment: Path
+    position: int
+    reason: str
+
+
+class LogEnds(NamedTuple):
+    """A log's ends at one moment, each the next offset. Everybody who asks for them gets these.
+
+    end: of what was written. damage: the known damage of an open log; its ends are then those of what was on disk, so
+    that a reader comes to the damage and does not take what is left for the whole log.
+    """
+
+    start: int
+    end: int
+    flushed: int
+    high_watermark: int
+    damage: Damaged | None = None
+
+    @property
+    def stable(self) -> int:
+        """min(high watermark, flushed offset): records below it are never cut off."""
+        return min(self.flushed, self.high_watermark)
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedState:
     """The last state that a log's writer published. An end offset is the next one, not the last."""
@@ -68,9 +96,9 @@ class PublishedState:
     pid: int
 
     @property
-    def stable_offset(self) -> int:
-        """min(high watermark, flushed offset): records below it are never cut off."""
-        return min(self.high_watermark, self.flushed_offset)
+    def ends(self) -> LogEnds:
+        """The offsets alone."""
+        return LogEnds(self.log_start_offset, self.log_end_offset, self.flushed_offset, self.high_watermark)
 
 
 class PublishedEntry:
@@ -84,17 +112,15 @@ class PublishedEntry:
         # Of any boot, because a leftover with a higher sequence would win over a new slot.
         self._sequence = max((fields[0] for fields in _valid_slots(mapped, position)), default=0)
 
-    def publish(
-        self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
-    ) -> None:
+    def publish(self, ends: LogEnds, leader_epoch: int) -> None:
         """Publish; about a microsecond, no system call."""
         self._sequence = sequence = self._sequence + 1
         body = _BODY.pack(
             sequence,
-            log_end_offset,
-            flushed_offset,
-            high_watermark,
-            log_start_offset,
+            ends.end,
+            ends.flushed,
+            ends.high_watermark,
+            ends.start,
             leader_epoch,
             self._pid,
             self._boot_id,
@@ -115,13 +141,7 @@ class PublishedEntry:
         """Lower what is published to `offset`: the log is about to be cut there."""
         state = self.state()
         if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
-            self.publish(
-                min(offset, state.log_end_offset),
-                min(offset, state.flushed_offset),
-                min(offset, state.high_watermark),
-                min(offset, state.log_start_offset),
-                state.leader_epoch,
-            )
+            self.publish(LogEnds(*(min(offset, one) for one in state.ends[:4])), state.leader_epoch)
 
     def clear(self) -> None:
         """Clear both slots, left by a log that is gone."""

@@ -44,7 +44,6 @@ from pushrep.log.directory_files import (
     TIME_INDEX_SUFFIX,
     list_segments,
     parse_log_name,
-    read_checkpoints,
     read_partition_metadata,
     real_log_path,
     refuse_compacted,
@@ -52,7 +51,8 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.indexes import IndexFile
-from pushrep.log.published import PublishedReader
+from pushrep.log.inspection import read_state
+from pushrep.log.published import Damaged, LogEnds, PublishedReader
 from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
 from pushrep.log.walk import (
     WINDOW_BYTES,
@@ -236,6 +236,11 @@ class ReadableLog(Protocol):
         """A number; if it is the same before and after reading the files, nothing was cut meanwhile."""
         ...
 
+    @property
+    def damage(self) -> Damaged | None:
+        """Where reading ends with an error, whatever the files hold there."""
+        ...
+
 
 class BatchReader:
     """Whole batches of one log by offset. Thread-safe; holds no file open between calls.
@@ -272,16 +277,20 @@ class BatchReader:
             return b""
         parts: list[bytes | bytearray | memoryview] = []
         size, window_bytes = 0, min(WINDOW_BYTES, max(max_bytes, _PAGE_BYTES))
-        for place, batch in self._below(bounds.end, self._walk(offset, bounds.end, window_bytes)):
-            header = batch.header
-            if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
-                break
-            parts.append(batch.data)
-            size += header.size_bytes
-            behind = place.position + header.size_bytes
-            self._remember(_Place(place.base, behind, header.next_offset, header.leader_epoch))
-            if size >= max_bytes:
-                break
+        try:
+            for place, batch in self._below(bounds.end, self._walk(offset, bounds.end, window_bytes)):
+                header = batch.header
+                if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
+                    break
+                parts.append(batch.data)
+                size += header.size_bytes
+                behind = place.position + header.size_bytes
+                self._remember(_Place(place.base, behind, header.next_offset, header.leader_epoch))
+                if size >= max_bytes:
+                    break
+        except CorruptBatch:
+            if not parts:  # else the next read meets it
+                raise
         return b"".join(parts)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
@@ -297,18 +306,6 @@ class BatchReader:
         """Every record in [start, end), decoded; control batches hold none."""
         bounds = self._checked(start, end)
         return chain.from_iterable(self._decoded(start, bounds.end if end is None else end))
-
-    def base_of(self, offset: int) -> int:
-        """The base offset of the batch that `offset` would cut in two; `offset` itself if there is none."""
-        bases = self._log.bases(fresh=False)
-        at = bisect_right(bases, offset) - 1
-        if at < 0 or bases[at] == offset:
-            return offset
-        try:
-            step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
-        except CorruptBatch:  # a read there will raise it
-            return offset
-        return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
@@ -366,7 +363,14 @@ class BatchReader:
             start = batch.header.next_offset  # after a cut the next batch may begin at a lower offset
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
-        """Every batch with an offset in [start, end), with its place, over all its segments.
+        """Every batch with an offset in [start, end), with its place, over all its segments, up to known damage."""
+        damage = self._log.damage
+        if damage is None or end <= damage.offset:
+            return self._present(start, end, window_bytes)
+        return chain(self._present(start, damage.offset, window_bytes), _raising(damage))
+
+    def _present(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+        """The same, in files without known damage.
 
         After a cut other batches may be in an expected place. So if one does not fit, its place is looked up again in
         the present files before it counts as damage.
@@ -560,16 +564,12 @@ class BatchReader:
         self._hints[place.next_offset] = place
 
 
+def _raising(damage: Damaged) -> Iterator[tuple[_Place, RecordBatch]]:
+    raise CorruptBatch(*damage)
+    yield
+
+
 Isolation: TypeAlias = Literal["stable", "written"]
-
-
-class LogOffsets(NamedTuple):
-    """The offsets of a log at one moment; an end is the next offset."""
-
-    start: int
-    end: int
-    flushed: int
-    high_watermark: int
 
 
 class LogReader(ClosedAtExit):
@@ -600,9 +600,9 @@ class LogReader(ClosedAtExit):
         self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
         self._published_lock = threading.Lock()
         self._reader = BatchReader(filesystem, self.path, self)
-        self._whole_end = (0, 0)  # the end by the last checkpoints, and the end of the batches below it
         self._owner_pid = os.getpid()
         self._closed = False
+        self.damage: Damaged | None = None  # it is met in the files
 
     @property
     def log_id(self) -> UUID | None:
@@ -613,41 +613,36 @@ class LogReader(ClosedAtExit):
     @property
     def log_start_offset(self) -> int:
         """First offset that can be read."""
-        return self._state().start
+        return self.ends().start
 
     @property
     def log_end_offset(self) -> int:
         """The offset of the writer's next record, as far as it is known."""
-        return self._state().end
+        return self.ends().end
 
     @property
     def flushed_offset(self) -> int:
         """First offset not known to be on disk."""
-        return self._state().flushed
+        return self.ends().flushed
 
     @property
     def high_watermark(self) -> int:
         """First offset not yet held by enough replicas."""
-        return self._state().high_watermark
+        return self.ends().high_watermark
 
     @property
     def stable_offset(self) -> int:
         """min(high watermark, flushed offset): records below it are never cut off."""
-        state = self._state()
-        return min(state.flushed, state.high_watermark)
+        return self.ends().stable
 
     @property
     def ignored_index_entries(self) -> int:
         """How many wrong index entries its reads ignored; the writer rebuilds those indexes."""
         return self._reader.ignored_entries
 
-    def offsets(self) -> LogOffsets:
-        """All offsets at one moment, by one read of the published state."""
-        return self._state()
-
     def refresh(self) -> None:
         """Read the published offsets again, as every property does."""
-        self._state()
+        self.ends()
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
@@ -673,9 +668,8 @@ class LogReader(ClosedAtExit):
 
     def bounds(self) -> Bounds:
         """[log start, end of what this isolation reads)."""
-        state = self._state()
-        end = state.end if self._isolation == "written" else min(state.flushed, state.high_watermark)
-        return Bounds(state.start, max(state.start, end))
+        ends = self.ends()
+        return Bounds(ends.start, max(ends.start, ends.end if self._isolation == "written" else ends.stable))
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments; `fresh` looks into the directory again."""
@@ -702,21 +696,19 @@ class LogReader(ClosedAtExit):
     def __repr__(self) -> str:
         return f"LogReader({str(self.path)!r}, isolation={self._isolation!r})"
 
-    def _state(self) -> LogOffsets:
+    def ends(self) -> LogEnds:
+        """All offsets at one moment, by one read of the published state."""
         self._check()
         with self._published_lock:
             state = self._published.read()
         if state is not None:
-            return LogOffsets(state.log_start_offset, state.log_end_offset, state.flushed_offset, state.high_watermark)
-        name, known = self.path.name, read_checkpoints(self.path.parent, self._filesystem)
+            return state.ends
         bases = self.bases(fresh=True)
-        start = known.log_start_offsets.get(name, bases[0] if bases else 0)
-        recovery_point = known.recovery_points.get(name, start)
-        end = min(recovery_point, known.high_watermarks.get(name, recovery_point))
-        if self._whole_end[0] != end:
-            self._whole_end = (end, self._reader.base_of(end))
-        end = max(start, self._whole_end[1])
-        return LogOffsets(start, end, end, end)
+        first_base = bases[0] if bases else 0
+        known = read_state(self.path, self._filesystem).ends(first_base)
+        start = first_base if known is None else known.start
+        stable = start if known is None else max(start, known.stable)
+        return LogEnds(start, stable, stable, stable)
 
     def _check(self) -> None:
         if self._closed:

@@ -65,6 +65,7 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked, RepairRefused
 from pushrep.log.inspection import LogState, checked_log, read_state
+from pushrep.log.published import LogEnds
 from pushrep.log.recovery import Cut
 from pushrep.log.seals import remove_seals
 from pushrep.log.segment import Segment
@@ -697,7 +698,7 @@ class Repairer:
         view.sync_checkpoints()
         epochs = read_leader_epochs(self._log, self._filesystem)
         epoch = epochs.latest_epoch if epochs is not None else -1
-        view.publish(end, end, high_watermark, found.log_start_offset, epoch)
+        view.publish(LogEnds(found.log_start_offset, end, end, high_watermark), epoch)
 
     def _lower_checkpoints(self, view: DirectoryView, offset: int) -> None:
         remembered = {

@@ -55,6 +55,7 @@ from pushrep.log.disk_threads import ManyFiles, run_beside_each_other
 from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata, NotALog, OffsetOutOfRange
 from pushrep.log.flush_scheduler import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
+from pushrep.log.published import LogEnds
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
 from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
 from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, OnLeaseBroken, Purged, Retention
@@ -144,6 +145,8 @@ class _RecoveredLog:
 
     def revision(self) -> int:
         return 0
+
+    damage = None
 
 
 class _Lost:
@@ -384,6 +387,10 @@ class SegmentLog(ClosedAtExit):
     def state(self) -> WriterState:
         """The offsets and epochs at one moment."""
         return self._checked_writer().state()
+
+    def ends(self) -> LogEnds:
+        """The log's ends and damage at one moment, as a reader in another process is told them."""
+        return self._checked_writer().ends()
 
     @property
     def log_start_offset(self) -> int:

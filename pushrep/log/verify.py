@@ -122,13 +122,12 @@ class Expected:
     @classmethod
     def of(cls, state: LogState) -> "Expected":
         """The expectations by the directory's files."""
-        below, exact_bytes = state.recovery_point, None
-        if state.is_live and state.published is not None:
-            below = state.published.log_end_offset
-        elif state.clean is not None:
-            below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
-        elif state.published is not None and not state.is_copy:  # as the next opening decides
-            below = max(below or 0, state.published.flushed_offset)
+        ends, below, exact_bytes = state.ends(None), state.recovery_point, None
+        if ends is not None and state.is_live:
+            below = ends.end
+        elif ends is not None:  # as the next opening decides
+            below = max(below or 0, ends.flushed) if state.clean is None else ends.end
+            exact_bytes = None if state.clean is None else state.clean.last_segment_bytes
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, is_compacted=state.is_compacted)
 
 

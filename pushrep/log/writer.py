@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from threading import get_ident
@@ -59,6 +59,7 @@ from pushrep.log.errors import (
 )
 from pushrep.log.flush_scheduler import ACKNOWLEDGED_MS, SHARE_MS, FlushDue, FlushScheduler
 from pushrep.log.group_commit import CommitRequest, GroupCommitLeader, write_each
+from pushrep.log.published import Damaged, LogEnds
 from pushrep.log.reader import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.retention import BackgroundTasks
@@ -123,7 +124,10 @@ class LogWriter:
         self.log_start_offset = recovered.report.log_start_offset
         # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
         self.log_end_offset = self.flushed_offset = recovered.active.next_offset
-        self._report = recovered.report
+        report, active = recovered.report, recovered.active
+        self.damage: Damaged | None = None
+        if report.damaged_from is not None:
+            self.damage = Damaged(report.damaged_from, active.path, active.size_bytes, report.damage or "")
         self._poison: BaseException | None = None
         self._revision = 0
         self.is_closed = self._ended = False
@@ -163,8 +167,20 @@ class LogWriter:
             self.flushed_offset,
             end if watermark is None else watermark,
             self._epochs,
-            self._report.damaged_from,
+            self.damaged_from,
         )
+
+    def ends(self) -> LogEnds:
+        """The log's ends, as they are published to readers in other processes."""
+        return self._ends(self.flushed_offset)
+
+    def _ends(self, flushed_offset: int) -> LogEnds:
+        end, watermark, damage = self.log_end_offset, self._watermark, self.damage
+        if damage is not None:
+            view = self._context.view
+            end = flushed_offset = max(view.seen_to, view.known_on_disk or 0, end + 1)
+            watermark = None if watermark is None else min(end, view.known_watermark)
+        return LogEnds(self.log_start_offset, end, flushed_offset, end if watermark is None else watermark, damage)
 
     @property
     def is_writable(self) -> bool:
@@ -174,11 +190,11 @@ class LogWriter:
     @property
     def damaged_from(self) -> int | None:
         """First offset that was on disk and can't be read."""
-        return self._report.damaged_from
+        return None if self.damage is None else self.damage.offset
 
     def bounds(self) -> Bounds:
         """What this process can read: up to the log end."""
-        return Bounds(self.log_start_offset, self.log_end_offset)
+        return Bounds(self.log_start_offset, self.log_end_offset if self.damage is None else self.ends().end)
 
     def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - the writer's answer is always fresh
         """Base offsets of the segments."""
@@ -317,7 +333,7 @@ class LogWriter:
             self.is_closed = True
         self._flush_scheduler.end()
         try:
-            if self._poison is not None or self._report.damaged_from is not None:
+            if self._poison is not None or self.damage is not None:
                 return None
             self.flush()
             if self._changed:
@@ -387,13 +403,13 @@ class LogWriter:
             raise LogClosed(self._context.view.path)
 
     def _check_writable(self) -> None:
-        path, report = self._context.view.path, self._report
+        path, damage = self._context.view.path, self.damage
         if self.is_closed:
             raise LogClosed(path)
         if self._poison is not None:
             raise LogPoisoned(path, self._poison) from self._poison
-        if report.damaged_from is not None:
-            raise LogDamaged(path, report.damaged_from, report.damage or "")
+        if damage is not None:
+            raise LogDamaged(path, damage.offset, damage.reason)
 
     def _write_requests(self) -> None:
         """Write all present requests: at once or, if that fails, one by one."""
@@ -525,19 +541,7 @@ class LogWriter:
 
     def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
-        view, end, watermark = self._context.view, self.log_end_offset, self._watermark
-        if self._report.damaged_from is not None:
-            # The ends before the damage, so that a reader in another process meets it, and does not take what is left
-            # for the whole log.
-            end = flushed_offset = max(view.seen_to, view.known_on_disk or 0, end + 1)
-            watermark = None if watermark is None else min(end, view.known_watermark)
-        view.publish(
-            end,
-            flushed_offset,
-            end if watermark is None else watermark,
-            self.log_start_offset,
-            self._epochs.latest_epoch,
-        )
+        self._context.view.publish(self._ends(flushed_offset), self._epochs.latest_epoch)
 
     def _is_settled(self, wanted: int) -> bool:
         """Whether `wanted` is flushed or cut off. Raises LogPoisoned, LogClosed if it never will be."""
@@ -631,7 +635,7 @@ class LogWriter:
         return self._context.view.reserve.call(self._quarantine)
 
     def _quarantine(self) -> tuple[str, ...]:
-        context, damaged_from = self._context, self._report.damaged_from
+        context, damaged_from = self._context, self.damaged_from
         if damaged_from is None:
             return ()
         with self._leader.held(), self._lock:
@@ -657,7 +661,7 @@ class LogWriter:
             except BaseException as error:
                 self._poison_by(error)
                 raise
-            self._report = replace(self._report, damaged_from=None, damage=None)
+            self.damage = None
             return tuple(reversed(kept))
 
     def _cut(self, number: int, offset: int, *, keep: bool) -> int:

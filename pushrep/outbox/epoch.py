@@ -29,7 +29,7 @@ from pathlib import Path
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CheckpointFile, log_name, parse_log_name, read_checkpoints
+from pushrep.log.directory_files import CheckpointFile, log_name, parse_log_name, read_checkpoint
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
 from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
 from pushrep.outbox.positions import PositionsStore
@@ -143,7 +143,7 @@ def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[s
     topic, partition = parse_log_name(log.name)
     if identity is None or identity.topic != topic or partition >= identity.partitions:
         return None
-    given_up = read_checkpoints(log.parent, filesystem).given_up_offsets
+    given_up = read_checkpoint(log.parent, CheckpointFile.GIVEN_UP, filesystem)
     return {
         "producer": identity.producer,
         "pid": identity.pid,

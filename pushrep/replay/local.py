@@ -518,4 +518,5 @@ def _info(
         end_offset=facts.written,
         is_live=facts.is_live,
         state=state,
+        damaged_from=source.damaged_from(facts),
     )

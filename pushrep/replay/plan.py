@@ -38,6 +38,7 @@ from uuid import UUID
 
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import shown_name
+from pushrep.log.published import Damaged
 from pushrep.replay.errors import ReplayRefused
 from pushrep.settings import Between, check
 from pushrep.wire.error_codes import ErrorCode
@@ -101,13 +102,14 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSnapshot:
-    """A log at one moment: its offsets, and whether a writer has it open."""
+    """A log at one moment: its offsets, whether a writer has it open, and its known damage (LogEnds)."""
 
     start: int
     written: int
     flushed: int
     high_watermark: int
     is_live: bool = True
+    damage: Damaged | None = None
 
     @property
     def stable(self) -> int:
@@ -138,8 +140,8 @@ class RecordingInfo:
 
     Offsets [start_offset, end_offset) were written; those below `stable_offset` are never cut off. A log that is
     INVALID in the catalogue may not be readable. A node shows no offset above the stable one while the log is live.
-    outbox_id: None if it is unknown. partition: with worker slots, a number among all slots
-    (pushrep.log.directory_files).
+    damaged_from: the first offset that was on disk and can't be read; None: no damage is known. outbox_id: None if it
+    is unknown. partition: with worker slots, a number among all slots (pushrep.log.directory_files).
     """
 
     recording_id: int | None
@@ -152,6 +154,7 @@ class RecordingInfo:
     is_live: bool
     state: RecordingState
     outbox_id: UUID | None = None
+    damaged_from: int | None = None
 
     @property
     def name(self) -> str:

@@ -701,4 +701,5 @@ def _info(one: wire.Recording) -> RecordingInfo:
         is_live=is_live,
         state=one.state,
         outbox_id=one.outbox_id,
+        damaged_from=one.damaged_from if one.damaged_from >= 0 else None,
     )

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from pushrep.log import CorruptBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import NEXT, EventKind, ReplayState, impossible
@@ -182,11 +183,17 @@ class ReplaySession:
             return self._stalled_if_due()
         if self._left == 0 or (self._end is not None and self.position >= self._end):
             return self._over(ReplayEndReason.LIMIT_REACHED)
-        if self.position < tip.bound and self._held_until <= tip.bound:
-            return self._next_block(tip)
-        if self._ends_at(tip, event.facts):
-            return self._over(ReplayEndReason.LIMIT_REACHED)
-        return self._heartbeat_if_due(renew=True)
+        damage = event.facts.damage
+        if damage is not None and self.position >= damage.offset:
+            failed = e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(CorruptBatch(*damage)), int(damage.segment.stem))
+            effects = self._read_failed(failed)
+        elif self.position < tip.bound and self._held_until <= tip.bound:
+            effects = self._next_block(tip, tip.bound if damage is None else min(tip.bound, damage.offset))
+        elif self._ends_at(tip, event.facts):
+            effects = self._over(ReplayEndReason.LIMIT_REACHED)
+        else:
+            effects = self._heartbeat_if_due(renew=True)
+        return effects
 
     def _tip(self, facts: LogSnapshot, counter: int | None) -> Tip:
         if counter is not None:
@@ -200,12 +207,12 @@ class ReplaySession:
         is_at_end = self.position >= tip.recorded or self._held_until > tip.recorded
         return not facts.is_live and is_at_end and self.wants_liveness
 
-    def _next_block(self, tip: Tip) -> Effects:
+    def _next_block(self, tip: Tip, readable: int) -> Effects:
         budget_bytes = self._credit.block_bytes(self._settings.block_bytes, self._now_ms)
         if not budget_bytes:
             # Without credit it renews no lease, so that an idle subscriber does not keep records on the disk.
             return self._heartbeat_if_due(renew=self.credit > 0)
-        limit = tip.bound if self._end is None else min(tip.bound, self._end)
+        limit = readable if self._end is None else min(readable, self._end)
         self._reading_bound = tip.bound
         self._reading = e.ReadBlock(self.position, limit, budget_bytes)
         self._under_way_since_ms = self._now_ms

@@ -65,13 +65,22 @@ class LogSource:
     def _facts(self, *, with_liveness: bool) -> LogSnapshot:
         # The writer is looked at first: if it has stopped, the offsets read after that are final.
         is_live = self._is_live() if with_liveness else True
-        log = self._log
-        if isinstance(log, LogReader):
-            start, written, flushed, watermark = log.offsets()
-        else:
-            watermark, flushed, written = log.high_watermark, log.flushed_offset, log.log_end_offset
-            start = log.log_start_offset
-        return LogSnapshot(start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live)
+        start, written, flushed, watermark, damage = self._log.ends()
+        return LogSnapshot(
+            start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live, damage=damage
+        )
+
+    def damaged_from(self, facts: LogSnapshot) -> int | None:
+        """The first offset that was on disk and can't be read, if it is known or the last record shows it."""
+        if self.has_leases or facts.written == facts.start:
+            return None if facts.damage is None else facts.damage.offset
+        try:
+            next(self.batches(facts.written - 1, facts.written), None)
+        except CorruptBatch as error:
+            return error.offset
+        except READ_ERRORS:
+            pass  # it was cut meanwhile, or is gone
+        return None
 
     def first_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record at or after that time; None if there is none."""

@@ -217,12 +217,14 @@ class Recordings:
 
     def _wire(self, entry: CatalogueEntry) -> wire.Recording:
         start, tip, stop, state = entry.start_offset, entry.start_offset, entry.stop_offset or -1, entry.state
+        damaged_from: int | None = None
         if state is not wire.RecordingState.DELETED:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
             replica = recording.kept.open_replica(entry.tp)
             source = NodeSource(recording, self, replica.log if replica is not None else None)
             try:
                 facts = source.facts(with_liveness=True)
+                damaged_from = source.damaged_from(facts)
             finally:
                 source.close()
             start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if facts.is_live else facts.written
@@ -235,6 +237,7 @@ class Recordings:
             tip_offset=tip,
             created_ms=entry.created_ms,
             state=state,
+            damaged_from=-1 if damaged_from is None else damaged_from,
         )
 
 

@@ -170,7 +170,7 @@ class DescribeRecordingsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording(Struct):
-    """One entry of the catalogue. `stop_offset`: -1 while it is written."""
+    """One entry of the catalogue. `stop_offset`: -1 while it is written. `damaged_from`: -1 without known damage."""
 
     recording_id: Counter
     outbox_id: UUID
@@ -180,6 +180,7 @@ class Recording(Struct):
     tip_offset: Offset
     created_ms: TimeMs
     state: RecordingState
+    damaged_from: OffsetOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from pushrep.log.directory_files import (
     encode_clean_marker,
     encode_partition_metadata,
     read_checkpoint,
-    read_checkpoints,
     read_partition_metadata,
     write_checkpoint,
     write_partition_metadata,
@@ -110,10 +109,9 @@ def test_a_checkpoint_larger_than_any_is_refused_before_it_is_read(tmp_path):
 def test_the_files_are_told_apart(tmp_path):
     for number, checkpoint in enumerate(CheckpointFile):
         write_checkpoint(tmp_path, checkpoint, {"orders-0": number})
-    found = read_checkpoints(tmp_path)
-    kept = (found.given_up_offsets, found.recovery_points, found.log_start_offsets, found.high_watermarks)
+    kept = tuple(read_checkpoint(tmp_path, one) for one in CheckpointFile)
     assert kept == tuple({"orders-0": number} for number in range(4))
-    assert read_checkpoints(tmp_path / "none").recovery_points == {}
+    assert read_checkpoint(tmp_path / "none", CheckpointFile.RECOVERY_POINT) == {}
 
 
 def test_partition_metadata_is_absent_or_whole_or_refused_by_name(tmp_path):

@@ -15,7 +15,6 @@ from pushrep.log import (
     LogConfig,
     LogDamaged,
     LogPoisoned,
-    OffsetOutOfRange,
     SegmentLog,
 )
 from pushrep.log.directory_files import (
@@ -76,9 +75,11 @@ def test_it_is_read_below_the_damage_and_written_nowhere(damaged):
     bad = log.damaged_from
     assert bases[1] <= bad < bases[2]
     assert log.recovery.damaged_from == bad == log.log_end_offset
-    assert [r.offset for r in log.records(0)] == list(range(bad))
-    with pytest.raises(OffsetOutOfRange):
-        log.read(bad + 1, 100)
+    assert [r.offset for r in log.records(0, bad)] == list(range(bad))
+    for offset in (bad, bad + 1):
+        with pytest.raises(CorruptBatch) as met:
+            log.read(offset, 100)
+        assert met.value.offset == bad
     for write in (
         lambda: log.append(b"x"),
         lambda: log.truncate_to(0, force=True),
@@ -118,14 +119,14 @@ def test_a_reader_in_another_process_meets_the_damage_and_does_not_take_what_is_
         if not is_open:
             log.close()
         with SegmentLog.open_reader(path) as reader:
-            assert reader.offsets() == (0, 3, 3, 3)
+            assert reader.ends() == (0, 3, 3, 3, None)
             assert [record.value for record in reader.records(0, 1)] == [b"one"]
             with pytest.raises(CorruptBatch):
                 reader.read(1, 100)
         log.close()
     with SegmentLog.open(path, has_replicas=has_replicas) as log, SegmentLog.open_reader(path) as reader:
         log.quarantine()
-        assert reader.offsets() == (0, 1, 1, 1), "after the quarantine the log ends there"
+        assert reader.ends() == (0, 1, 1, 1, None), "after the quarantine the log ends there"
 
 
 def test_quarantine_keeps_every_byte_and_takes_appends_again(damaged):
@@ -169,7 +170,7 @@ def test_a_power_cut_at_any_step_of_the_quarantine_loses_nothing():
         machine.end_process()
         log = opened(machine, plain)
         assert log.log_end_offset == bad, f"{steps} steps"
-        assert [r.offset for r in log.records(0)] == list(range(bad))
+        assert [r.offset for r in log.records(0, bad)] == list(range(bad))
         kept = b"".join(data for name, data in contents(machine).items() if ".corrupt" in name or ".cut" in name)
         for base in bases[2:]:
             name = f"{base:020d}.log"

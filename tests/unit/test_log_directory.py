@@ -14,10 +14,10 @@ from pushrep.log.directory_files import (
     CheckpointFile,
     CleanLog,
     decode_clean_marker,
-    read_checkpoints,
+    read_checkpoint,
 )
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
-from pushrep.log.published import read_published
+from pushrep.log.published import LogEnds, read_published
 
 CLEAN = CleanLog(end_offset=5, last_segment_bytes=100, leader_epoch=1)
 
@@ -144,7 +144,7 @@ def test_lines_of_logs_that_nobody_opened_are_carried_over(tmp_path):
     directory.release()
     close_all(tmp_path, "orders-0", clean=CleanLog(9, 200, 2))
     assert marker(tmp_path) == {"orders-0": CleanLog(9, 200, 2), "orders-1": CLEAN}
-    assert read_checkpoints(tmp_path).recovery_points["orders-1"] == 5
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT)["orders-1"] == 5
 
 
 def test_a_poisoned_log_is_never_listed_even_if_it_was_clean_before(tmp_path):
@@ -173,7 +173,7 @@ def test_a_log_whose_directory_was_removed_inherits_nothing(tmp_path):
     for name in ("orders-0", "orders-1"):
         view = directory.attach(name)
         view.checkpoint(recovery_point=1000)
-        view.publish(1000, 1000, 1000, 0, 0)
+        view.publish(LogEnds(0, 1000, 1000, 1000), 0)
         view.close_clean(CLEAN)
     directory.release()
     (tmp_path / "orders-0").rmdir()
@@ -190,11 +190,11 @@ def test_a_log_whose_directory_was_removed_inherits_nothing(tmp_path):
 def test_what_the_last_process_published_is_told(tmp_path):
     make_logs(tmp_path, "orders-0")
     directory = LogDirectory.acquire(tmp_path)
-    directory.attach("orders-0").publish(9, 8, 7, 1, 2)
+    directory.attach("orders-0").publish(LogEnds(1, 9, 8, 7), 2)
     directory.release()
     directory = LogDirectory.acquire(tmp_path)
     before = directory.attach("orders-0").published_before
-    assert (before.log_end_offset, before.high_watermark, before.stable_offset) == (9, 7, 7)
+    assert (before.log_end_offset, before.high_watermark, before.ends.stable) == (9, 7, 7)
     directory.release()
 
 
@@ -206,10 +206,10 @@ def test_checkpoints_are_remembered_then_written_once_for_all(tmp_path):
     first.checkpoint(recovery_point=3)
     second.checkpoint(recovery_point=7)
     assert (first.recovery_point, first.high_watermark) == (3, None)
-    assert not read_checkpoints(tmp_path).recovery_points
+    assert not read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT)
     first.sync_checkpoints()
     second.sync_checkpoints()  # nothing new since
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 3, "orders-1": 7}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 3, "orders-1": 7}
     assert [name for call, name in filesystem.calls if call == "rename"] == [CheckpointFile.RECOVERY_POINT.value]
     directory.release()
 
@@ -224,10 +224,10 @@ def test_checkpoints_within_max_age_wait_for_the_next_write(tmp_path):
     view.checkpoint(high_watermark=2)
     clock.now_ms += 999
     view.sync_checkpoints(max_age_ms=1000)
-    assert read_checkpoints(tmp_path).high_watermarks == {"orders-0": 1}
+    assert read_checkpoint(tmp_path, CheckpointFile.HIGH_WATERMARK) == {"orders-0": 1}
     clock.now_ms += 1
     view.sync_checkpoints(max_age_ms=1000)
-    assert read_checkpoints(tmp_path).high_watermarks == {"orders-0": 2}
+    assert read_checkpoint(tmp_path, CheckpointFile.HIGH_WATERMARK) == {"orders-0": 2}
     directory.release()
 
 
@@ -242,10 +242,10 @@ def test_a_failed_checkpoint_keeps_the_old_file_and_is_written_by_the_next(tmp_p
     filesystem.fail["rename", CheckpointFile.RECOVERY_POINT.value] = errno.ENOSPC
     with pytest.raises(OSError, match="No space"):
         view.sync_checkpoints()
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 1}
     filesystem.fail.clear()
     view.sync_checkpoints()
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 2}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 2}
     directory.release()
 
 
@@ -262,10 +262,12 @@ def test_an_unclean_close_drops_numbers_that_were_not_written(tmp_path):
     for view in (risen, fallen, new):
         view.close_unclean()
     directory.release()
-    found = read_checkpoints(tmp_path)
-    assert found.recovery_points == {"orders-0": 10, "orders-1": 5}, "never above what a sync stood behind"
-    assert found.high_watermarks == {"orders-0": 10}
-    assert found.log_start_offsets == {"orders-0": 2}, "the segments below it are gone"
+    found = {one: read_checkpoint(tmp_path, one) for one in CheckpointFile}
+    assert found[CheckpointFile.RECOVERY_POINT] == {"orders-0": 10, "orders-1": 5}, (
+        "never above what a sync stood behind"
+    )
+    assert found[CheckpointFile.HIGH_WATERMARK] == {"orders-0": 10}
+    assert found[CheckpointFile.LOG_START_OFFSET] == {"orders-0": 2}, "the segments below it are gone"
 
 
 def test_no_marker_and_a_free_lock_if_the_last_release_fails(tmp_path):
@@ -349,7 +351,7 @@ def test_a_closed_view_refuses_everything(tmp_path):
     view = directory.attach("orders-0")
     view.close_unclean()
     for use in (
-        lambda: view.publish(0, 0, 0, 0, 0),
+        lambda: view.publish(LogEnds(0, 0, 0, 0), 0),
         lambda: view.checkpoint(recovery_point=1),
         view.sync_checkpoints,
         view.close_unclean,
@@ -371,7 +373,9 @@ def test_threads_that_acquire_attach_and_checkpoint_together(tmp_path):
             for offset in range(1, 6):
                 view.checkpoint(recovery_point=offset)
                 view.sync_checkpoints()
-                assert read_checkpoints(tmp_path).recovery_points[view.name] == offset, "on disk when sync returned"
+                assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT)[view.name] == offset, (
+                    "on disk when sync returned"
+                )
             view.close_clean(CleanLog(number, number, 0))
             directory.release()
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread

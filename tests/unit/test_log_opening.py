@@ -12,7 +12,7 @@ from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLo
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
-from pushrep.log.published import PUBLISHED_NAME
+from pushrep.log.published import PUBLISHED_NAME, LogEnds
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
 from tests.programs import PythonProgram
@@ -61,7 +61,7 @@ def test_a_last_batch_that_contradicts_the_clean_marker_is_damage(tmp_path, bit,
             assert (log.damaged_from, log.log_end_offset) == (90, 90), opening
             with pytest.raises(LogDamaged):
                 log.append(b"over it")
-            assert [record.offset for record in log.records(0)] == list(range(90))
+            assert [record.offset for record in log.records(0, 90)] == list(range(90))
         assert contents(path) == before, "something was overwritten"
     assert not verify_log(path).is_whole
 
@@ -239,7 +239,7 @@ def test_a_cut_lowers_what_was_published(tmp_path):
     shared = LogDirectory.acquire(tmp_path)
     try:
         view = shared.attach("orders-0")
-        view.publish(100, 100, 100, 0, 0)
+        view.publish(LogEnds(0, 100, 100, 100), 0)
         view.lower_published(40)
         view.close_unclean()
         view = shared.attach("orders-0")

@@ -1,0 +1,111 @@
+"""S3: whoever reads a damaged log gets the error at once when it comes to the damage; every length, every way."""
+
+import shutil
+import struct
+from contextlib import ExitStack
+
+import pytest
+
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.log import CorruptBatch, LogConfig, SegmentLog
+from pushrep.log.directory_files import list_segments, segment_path
+from pushrep.records import BatchHeader
+from pushrep.replay import FOLLOW, TO_END, AtTime, ReplayClient, ReplayFailed, ReplayRequest
+from pushrep.replay.client import compare_copies
+from pushrep.wire.error_codes import ErrorCode
+
+RECORDS, DAMAGED_FROM = 300, 290
+BIG = LogConfig(preallocate_bytes=0)
+
+
+def batches_of_ten():
+    """Offsets, which are times as well."""
+    return [[*range(start, start + 10)] for start in range(0, RECORDS, 10)]
+
+
+def values_of(times):
+    return [b"%d" % n for n in times]
+
+
+def damage_last_batch(log, whole):
+    """Its base offset, which no CRC covers. whole: gets a copy of its directory from before."""
+    shutil.copytree(log.parent, whole)
+    path = segment_path(log, list_segments(REAL_FILESYSTEM, log)[-1])
+    data, position = bytearray(path.read_bytes()), 0
+    while position + BatchHeader.parse(data, position).size_bytes < len(data):
+        position += BatchHeader.parse(data, position).size_bytes
+    struct.pack_into(">q", data, position, DAMAGED_FROM + 1)
+    path.write_bytes(data)
+
+
+def damaged_log(directory):
+    """300 records in batches of 10, the last of them damaged; closed clean."""
+    path = directory / "orders-0"
+    with SegmentLog.open(path, BIG) as log:
+        for times in batches_of_ten():
+            log.append(values_of(times), timestamps_ms=times)
+    damage_last_batch(path, directory.parent / "whole")
+    return path
+
+
+@pytest.fixture(params=["stopped", "owner", "beside", "network"])
+def client(request, tmp_path):
+    """A client of a directory without a writer, in the writer's process, beside it, or of a node."""
+    with ExitStack() as opened:
+        if request.param == "network":
+            world = request.getfixturevalue("world")
+            node = world.node(config=BIG)
+            leader = world.leader(node)
+            for times in batches_of_ten():
+                leader.append(*values_of(times), timestamps_ms=times)
+            node.stop()
+            damage_last_batch(world.root / "node" / str(leader.outbox) / "orders-0", tmp_path / "whole")
+            yield world.client(world.node(port=node.address.port, config=BIG))
+            return
+        path = damaged_log(tmp_path / "ours")
+        logs = []
+        if request.param != "stopped":
+            log = opened.enter_context(SegmentLog.open(path))
+            assert log.damaged_from == DAMAGED_FROM
+            logs = [log] if request.param == "owner" else []
+        yield opened.enter_context(ReplayClient(path.parent, logs=logs))
+
+
+@pytest.mark.parametrize("length", [TO_END, FOLLOW, RECORDS])
+@pytest.mark.parametrize("position", [None, 255, AtTime(255)], ids=["start", "offset", "time"])
+def test_a_replay_ends_with_the_damage(client, length, position):
+    got, start = [], 0 if position is None else 255
+    with pytest.raises(ReplayFailed) as told:
+        got.extend(record.offset for record in client.replay(ReplayRequest("orders-0", position, length)))
+    assert got == list(range(start, DAMAGED_FROM))
+    assert (told.value.code, told.value.offset, told.value.segment) == (ErrorCode.CORRUPT_MESSAGE, DAMAGED_FROM, 0)
+
+
+def test_below_the_damage_nothing_fails(client):
+    got = [record.offset for record in client.replay(ReplayRequest("orders-0", 280, 10))]
+    assert got == list(range(280, DAMAGED_FROM))
+
+
+def test_the_recordings_show_it(client):
+    (one,) = client.recordings()
+    assert (one.damaged_from, one.end_offset >= DAMAGED_FROM) == (DAMAGED_FROM, True)
+
+
+def test_the_log_and_its_reader_raise_it(tmp_path):
+    path = damaged_log(tmp_path / "ours")
+    with SegmentLog.open(path) as log, SegmentLog.open_reader(path) as reader:
+        for one in (log, reader):
+            got = []
+            with pytest.raises(CorruptBatch) as met:
+                got.extend(record.offset for record in one.records(0))
+            assert (got, met.value.offset) == ([*range(DAMAGED_FROM)], DAMAGED_FROM)
+            assert one.offset_for_timestamp(DAMAGED_FROM - 1) == DAMAGED_FROM - 1
+            with pytest.raises(CorruptBatch):
+                one.offset_for_timestamp(DAMAGED_FROM)
+        assert log.ends()[:4] == reader.ends()[:4]
+
+
+def test_a_comparison_with_a_damaged_copy_fails(tmp_path, client):
+    """`pushrep log verify --against`."""
+    with ReplayClient(tmp_path / "whole") as whole, pytest.raises(ReplayFailed):
+        compare_copies(whole, client, "orders-0")
