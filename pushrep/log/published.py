@@ -141,7 +141,8 @@ class PublishedEntry:
         """Lower what is published to `offset`: the log is about to be cut there."""
         state = self.state()
         if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
-            self.publish(LogEnds(*(min(offset, one) for one in state.ends[:4])), state.leader_epoch)
+            start, end, flushed, high_watermark = (min(offset, one) for one in state.ends[:4])
+            self.publish(LogEnds(start, end, flushed, high_watermark), state.leader_epoch)
 
     def clear(self) -> None:
         """Clear both slots, left by a log that is gone."""

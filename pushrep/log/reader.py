@@ -365,9 +365,9 @@ class BatchReader:
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """Every batch with an offset in [start, end), with its place, over all its segments, up to known damage."""
         damage = self._log.damage
-        if damage is None or end <= damage.offset:
-            return self._present(start, end, window_bytes)
-        return chain(self._present(start, damage.offset, window_bytes), _raising(damage))
+        yield from self._present(start, end if damage is None else min(end, damage.offset), window_bytes)
+        if damage is not None and damage.offset < end:
+            raise CorruptBatch(*damage)
 
     def _present(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """The same, in files without known damage.
@@ -562,11 +562,6 @@ class BatchReader:
         if len(self._hints) >= _HINTS_MAX:
             self._hints = {}
         self._hints[place.next_offset] = place
-
-
-def _raising(damage: Damaged) -> Iterator[tuple[_Place, RecordBatch]]:
-    raise CorruptBatch(*damage)
-    yield
 
 
 Isolation: TypeAlias = Literal["stable", "written"]

@@ -488,11 +488,11 @@ def test_what_is_flushed_is_published_before_anybody_is_told(tmp_path, monkeypat
     """A second waiter goes as soon as it sees the flushed offset; who reads beside the log has to see it by then."""
     published, publish = [0], DirectoryView.publish
 
-    def watched(view, log_end_offset, flushed_offset, *rest):
+    def watched(view, ends, leader_epoch):
         seen_here.append(log.flushed_offset)
         assert seen_here[-1] <= published[-1], "a waiter would be let go before this is published"
-        publish(view, log_end_offset, flushed_offset, *rest)
-        published.append(flushed_offset)
+        publish(view, ends, leader_epoch)
+        published.append(ends.flushed)
 
     seen_here = []
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000)) as log:

@@ -9,7 +9,7 @@ import pytest
 from pushrep.env import RealFilesystem
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import read_checkpoints
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.records import encode_batch
 from tests.support.simulated_disk import SimulatedClock
 
@@ -50,10 +50,10 @@ def test_a_slow_write_serves_for_longer_but_never_for_more_than_four_times(view,
     view.checkpoint(recovery_point=2)
     disk.clock.advance(shared_ms - 1)
     assert not view.sync_checkpoints(250)
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 1}
     disk.clock.advance(1)
     assert view.sync_checkpoints(250)
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 2}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 2}
 
 
 def test_beside_a_write_nobody_waits_who_can_come_again(view, disk):
@@ -108,7 +108,7 @@ def test_logs_that_share_a_write_are_not_flushed_again_for_it(tmp_path, flusher)
     assert not flushed.keys() & {*flusher.asked}
     while flusher.asked:  # the directory, for all of them; again, while the last write is too young
         flusher.asked.pop().flush_in_background()
-    assert read_checkpoints(tmp_path).recovery_points == dict.fromkeys(names, 1)
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == dict.fromkeys(names, 1)
     for log in logs:
         log.close()
 
@@ -137,7 +137,7 @@ def test_checkpoints_that_the_disk_refused_are_written_later_with_pauses_that_gr
             view.sync_checkpoints()  # who has to know is told at once
     disk.clock.advance(15_000)
     directory.flush_in_background()
-    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 1}
     view.checkpoint(recovery_point=2)
     disk.clock.advance(250)
     assert view.sync_checkpoints(250), "it is written as before"
@@ -153,5 +153,5 @@ def test_a_write_that_was_wanted_earlier_makes_no_later_one_early(tmp_path, flus
         view.checkpoint(recovery_point=recovery_point)
         view.sync_checkpoints_soon(wanted_ms)
         directory.flush_in_background()
-        assert (read_checkpoints(tmp_path).recovery_points["orders-0"] == recovery_point) is is_written
+        assert (read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT)["orders-0"] == recovery_point) is is_written
     directory.release()
