@@ -8,7 +8,6 @@ allowed error is OffsetOutOfRange.
 import os
 import random
 import signal
-import traceback
 import zlib
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ import pytest
 
 from pushrep.log import Durability, LogConfig, LogLocked, OffsetOutOfRange, SegmentLog
 from pushrep.records import BatchHeader, Codec, RecordBatch
+from tests.support.forks import fork
 
 KEPT_BYTES = 30_000
 
@@ -62,14 +62,7 @@ def write_until_killed(path, seed, codec, ready):
 def writer(path, seed, codec):
     """The writer's process id, once its log is open; it is killed at the end."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            write_until_killed(path, seed, codec, writing)
-        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+    child = fork(lambda: write_until_killed(path, seed, codec, writing))
     os.close(writing)
     try:
         assert os.read(reading, 1) == b"!", "the writer opened its log"

@@ -10,7 +10,6 @@ import signal
 import struct
 import threading
 import time
-import traceback
 import zlib
 from collections import defaultdict
 from itertools import count
@@ -19,6 +18,7 @@ import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec
+from tests.support.forks import fork
 
 PARTITIONS, THREADS = 3, 4
 RECORDS_MAX = 40
@@ -81,15 +81,12 @@ def write_until_killed(directory, round_, pipe):
 def run_and_kill(directory, round_, reports_wanted, delay_s):
     """Every report of a child that was killed `delay_s` after it had sent so many."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            write_until_killed(directory, round_, writing)
-        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+
+    def write():
+        os.close(reading)
+        write_until_killed(directory, round_, writing)
+
+    child = fork(write)
     os.close(writing)
     data = b""
     with os.fdopen(reading, "rb", buffering=0) as pipe:

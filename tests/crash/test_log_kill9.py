@@ -9,6 +9,7 @@ import pytest
 from pushrep import ForkedProcess
 from pushrep.log import Durability, LogConfig, LogLocked, OffsetOutOfRange, SegmentLog, list_logs
 from tests.programs import PythonProgram
+from tests.support.forks import code_in_fork
 
 CONFIG = LogConfig(segment_bytes=50_000, batch_bytes=2000, preallocate_bytes=16_384)
 
@@ -111,17 +112,6 @@ def test_a_reader_follows_a_rolling_writer_without_a_torn_batch(tmp_path, isolat
             reader.read(reader.log_end_offset + 1, 10)
 
 
-def in_fork(check):
-    """Run `check` in a forked child; what it returned is True there."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if check() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_forked_child_is_refused_at_every_use(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log, SegmentLog.open_reader(tmp_path / "orders-0") as reader:
         log.append([b"before"])
@@ -142,9 +132,8 @@ def test_a_forked_child_is_refused_at_every_use(tmp_path):
                 with pytest.raises(ForkedProcess) as refused:
                     use()
                 assert refused.value.owner_pid == os.getppid()
-            return True
 
-        assert in_fork(all_refused) == 0
+        assert code_in_fork(all_refused) == 0
         log.append([b"after"], durability=Durability.FLUSHED)
         assert [record.value for record in log.records(0)] == [b"before", b"after"]
 
@@ -156,8 +145,8 @@ def test_a_forked_child_opens_for_itself_when_the_parent_is_done(tmp_path):
 
     def append():
         with SegmentLog.open(tmp_path / "orders-0") as own:
-            return own.append([b"child"]).base_offset == 1
+            assert own.append([b"child"]).base_offset == 1
 
-    assert in_fork(append) == 0
+    assert code_in_fork(append) == 0
     with SegmentLog.open(tmp_path / "orders-0") as log:
         assert [record.value for record in log.records(0)] == [b"parent", b"child"]

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import subprocess
-import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NotALogDirectory, SegmentLog
+from tests.support.forks import code_in_fork
 
 CLONE_NEWNS = 0x00020000
 MIB = 1 << 20
@@ -34,17 +34,7 @@ def config_of(preallocate, segment_bytes=200_000):
 
 
 def in_child(case):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            case()
-            code = 0
-        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "see the child's words in the captured stderr"
+    assert code_in_fork(case) == 0, "see the child's words in the captured stderr"
 
 
 def mounted(directory: Path, size_bytes=MIB, image=None):
@@ -270,14 +260,15 @@ def test_a_torn_tail_larger_than_what_is_free_is_set_aside(tmp_path, preallocate
     def case():
         path = mounted(tmp_path / "disk") / "orders-0"
         config = config_of(preallocate, segment_bytes=MIB)
-        writer = os.fork()
-        if writer == 0:
+
+        def write():
             log = SegmentLog.open(path, replace(config, flush_ms=600_000))
             for n in range(10):
                 log.append(b"%d" % n, durability=Durability.BUFFERED)
             log.append([os.urandom(100) * 40 for _ in range(100)], durability=Durability.BUFFERED)
-            os._exit(0)
-        assert os.waitpid(writer, 0)[1] == 0
+            os._exit(0)  # it is killed: nothing is closed
+
+        assert code_in_fork(write) == 0
         segment = path / f"{0:020d}.log"
         data = bytearray(segment.read_bytes())
         at = 10 * (12 + int.from_bytes(data[8:12]))  # ten batches of one size

@@ -26,6 +26,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import NoFreeSlot, Outbox, slot_directories
 from pushrep.outbox.metrics import SlotsCollector
 from tests.programs import PUSHREP
+from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
 from tests.unit.gated_disk import until
 
@@ -78,16 +79,15 @@ def test_each_worker_gets_a_slot_and_a_freed_one_is_taken_again(tmp_path):
 
 def test_a_fork_is_shown_the_way(tmp_path):
     with open_slot(tmp_path) as outbox:
-        pid = os.fork()
-        if not pid:
-            try:
+
+        def child():
+            with pytest.raises(ForkedProcess, match=r"Outbox\.open_slot"):
                 outbox.append(0, b"")
-            except ForkedProcess as error:
-                with open_slot(tmp_path) as own:
-                    own.append(0, b"mine").result(60)
-                    os._exit(7 if "Outbox.open_slot" in str(error) and own.directory.name == "slot-1" else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            with open_slot(tmp_path) as own:
+                own.append(0, b"mine").result(60)
+                assert own.directory.name == "slot-1"
+
+        assert code_in_fork(child) == 0
 
 
 def worker(directory, number):

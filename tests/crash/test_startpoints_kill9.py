@@ -11,6 +11,7 @@ from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, LogConsumer, Startpoint, StartpointStore, Written
 from tests.programs import PythonProgram
+from tests.support.forks import code_in_fork
 
 CALLS_MAX = 400
 
@@ -56,14 +57,7 @@ class KillingFile:
 
 def in_child(work):
     """Run `work` in a forked child; True if it ended by itself, False if it was killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = code_in_fork(work)
     assert code in (0, -signal.SIGKILL), f"the child failed with {code}"
     return code == 0
 

@@ -1,10 +1,8 @@
 """Rare situations in operation: nodes that return under another index, retention, calls that cross."""
 
-import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from uuid import UUID, uuid4
@@ -40,6 +38,7 @@ from pushrep.wire.push_messages import (
 from tests.integration.conftest import SMALL, Service
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.test_outbox_members import finish
+from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
 
 
@@ -296,14 +295,11 @@ def test_in_a_fork_every_use_is_refused_before_it_takes_a_lock(world, use):
     """In a forked child every use raises ForkedProcess: also while the parent holds a partition's lock."""
     world.node(1)
     with open_outbox(world, 1) as outbox, outbox.facts.replication.appenders[0].led.lock:
-        child = os.fork()
-        if child == 0:
+
+        def child():
             signal.alarm(WAIT_S)
-            with suppress(BaseException):
-                with pytest.raises(ForkedProcess):
-                    use(outbox)
-                list(StatusCollector(outbox.status).collect())  # says nothing of it, and fails nobody's scrape
-                os._exit(0)
-            os._exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+            with pytest.raises(ForkedProcess):
+                use(outbox)
+            list(StatusCollector(outbox.status).collect())  # says nothing of it, and fails nobody's scrape
+
+        assert code_in_fork(child) == 0

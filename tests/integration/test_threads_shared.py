@@ -8,6 +8,7 @@ import pytest
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
 from tests.integration.outboxes import open_outbox, wait_for_all
+from tests.support.forks import code_in_fork
 from tests.unit.gated_disk import until
 
 WAIT_S = 60
@@ -64,14 +65,12 @@ def test_twenty_outboxes_have_the_threads_of_one_and_close_one_by_one(world, twe
 
 def test_a_fork_beside_open_outboxes_opens_one_of_its_own(world, twenty):
     parent = twenty[0]
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with Outbox.open(world.root / "forked", "orders", 1, "billing") as outbox:
-                os._exit(outbox.append(0, b"x").result(WAIT_S))
-        finally:
-            os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child():
+        with Outbox.open(world.root / "forked", "orders", 1, "billing") as outbox:
+            assert outbox.append(0, b"x").result(WAIT_S) == 0
+
+    assert code_in_fork(child) == 0
     in_use(parent)
 
 

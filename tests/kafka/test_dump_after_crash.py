@@ -6,7 +6,6 @@ appends, rolls, flushes, a cut, a close, a second opening. Then tails are torn b
 
 import os
 import signal
-import traceback
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import Codec
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
+from tests.support.forks import fork
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -75,17 +75,13 @@ def live(path, config, filesystem, report):
 def die_at(path, config, nth):
     """(what a child had acknowledged when it died, whether it died)."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            filesystem = Dying(REAL_FILESYSTEM, [nth])
-            live(path, config, filesystem, lambda end: os.write(writing, end.to_bytes(8, "big", signed=True)))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+
+    def work():
+        os.close(reading)
+        filesystem = Dying(REAL_FILESYSTEM, [nth])
+        live(path, config, filesystem, lambda end: os.write(writing, end.to_bytes(8, "big", signed=True)))
+
+    child = fork(work)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
 from pushrep.outbox.awaiting import STEP
+from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, until
@@ -363,11 +363,8 @@ def test_a_fork_is_refused(tmp_path):
             except ForkedProcess:
                 receipt.add_done_callback(print)
 
-        pid = os.fork()
-        if not pid:
-            try:
+        def in_fork():
+            with pytest.raises(ForkedProcess):
                 asyncio.run(child())
-            except ForkedProcess:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+        assert code_in_fork(in_fork) == 0

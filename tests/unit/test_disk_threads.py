@@ -1,12 +1,12 @@
 """The shared threads of one disk: calls run in parallel, and no call waits for another disk."""
 
-import os
 import threading
 
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
+from tests.support.forks import code_in_fork
 from tests.unit.gated_disk import until
 
 WAIT_S = 60
@@ -66,11 +66,9 @@ def test_users_of_one_disk_share_threads_that_end_with_the_last(tmp_path):
 
 
 def test_a_fork_has_threads_of_its_own(tmp_path, threads):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            own = disk_threads(REAL_FILESYSTEM, tmp_path, 4)
-            os._exit(0 if own is not threads and own.run_all([lambda: 1, lambda: 2]) == [1, 2] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def child():
+        own = disk_threads(REAL_FILESYSTEM, tmp_path, 4)
+        assert own is not threads
+        assert own.run_all([lambda: 1, lambda: 2]) == [1, 2]
+
+    assert code_in_fork(child) == 0

@@ -26,6 +26,7 @@ from pushrep.outbox import (
     read_identity,
 )
 from pushrep.records import Codec
+from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
 
 
@@ -426,9 +427,8 @@ def test_a_closed_outbox_refuses_every_use(tmp_path):
 def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
     outbox = open_outbox(tmp_path, linger_ms=60_000)
     pending = outbox.append(0, b"parent's")
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def in_fork():
         told = []
         for use in (
             lambda: outbox.append(0, b"child's"),
@@ -445,13 +445,9 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
                 told.append("F")
             except BaseException as error:  # noqa: BLE001 - the parent shows it
                 told.append(repr(error))
-        os.write(write_end, ",".join(told).encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        told = pipe.read().decode()
-    os.waitpid(child, 0)
-    assert told == ",".join("F" * 7)
+        assert "".join(told) == "F" * 7
+
+    assert code_in_fork(in_fork) == 0, "see the child's words in the captured stderr"
     assert pending.result(60) == 0
     outbox.close()
     with open_outbox(tmp_path) as outbox:
