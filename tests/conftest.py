@@ -6,6 +6,7 @@ forms.
 `PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
 """
 
+import faulthandler
 import gc
 import os
 import random
@@ -47,6 +48,10 @@ settings.register_profile("torture", **_NO_CLOCK, max_examples=500)
 # In CI the same examples and seed each time, so that a red run tells of its change; every other run looks for new ones,
 # and for twice as many.
 settings.register_profile("ci", **_NO_CLOCK, derandomize=True, max_examples=50)
+
+
+_STDERR = pytest.StashKey[int]()
+_TEARDOWN_S = 120
 
 
 class Torture(NamedTuple):
@@ -139,9 +144,26 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=turn)
 
 
+def pytest_configure(config):
+    config.stash[_STDERR] = os.dup(2)  # before a test's output is captured
+
+
 def pytest_runtest_setup(item):
     if not _TORTURE.is_long and item.get_closest_marker("long"):
         pytest.skip("of the long form: make torture runs it")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """End the process, with what each thread does on its standard error, if a test outlives its own timeout: that is a
+    signal, which a call into a library that never returns does not see."""
+    marked = item.get_closest_marker("timeout")
+    timeout_s = float(marked.args[0]) if marked else float(item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(2 * timeout_s + _TEARDOWN_S, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -164,6 +186,15 @@ class Scopes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         return _scope(nodeid)
+
+    def remove_node(self, node):
+        """The test in which a process ended is reported as failed. Run again, as xdist would, it ends the next one."""
+        test = super().remove_node(node)
+        if test and (unit := self.workqueue.get(_scope(test))):
+            unit[test] = True
+            if all(unit.values()):
+                del self.workqueue[_scope(test)]
+        return test
 
 
 def pytest_xdist_make_scheduler(config, log):
