@@ -813,7 +813,7 @@ def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_work
             assert waiting[0].result(WAIT_S) == 1, "it was not acknowledged before, and is now"
     if not is_led:
         lose(world, 1, 2)
-        with open_outbox(world, 1, 2, open_timeout_s=1) as outbox:
+        with open_outbox(world, 1, 2, open_timeout_s=5) as outbox:
             with pytest.raises(NotEnoughReplicas):
                 outbox.append(0, b"b")
             go_on_with(world, pushrep, outbox)
