@@ -6,7 +6,7 @@ RUN mvn -q -B -f pom.xml dependency:copy-dependencies -DincludeScope=runtime -Do
 
 FROM python:3.11.14-slim-bookworm
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless openssl procps \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/pushrep
 COPY constraints.txt pyproject.toml README.md CHANGELOG.md LICENSE NOTICE ./
@@ -16,9 +16,10 @@ COPY pushrep pushrep
 COPY spark_jobs spark_jobs
 # Dependency groups want a pip of 25.1 or newer.
 RUN pip install --no-cache-dir 'pip>=25.1' \
-    && pip install --no-cache-dir -c constraints.txt -e '.[certs,kafka,spark,sql]' --group demo-kafka
+    && pip install --no-cache-dir -c constraints.txt -e '.[kafka,spark,sql]' --group demo-kafka
 # The demos are in the repository only.
 COPY examples/demo examples/demo
+COPY examples/certificates.sh examples/
 COPY tests/support/kafka_node.py tests/support/
 ENV PYTHONPATH=/opt/pushrep
 # Also among Spark's own jars, so that `--source kafka` wants nothing said.

@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 EXTRA_OF = {
     "aiokafka": "kafka",
     "confluent_kafka": "kafka",
-    "cryptography": "certs",
     "jinja2": "console",
     "pandas": "spark",
     "prometheus_client": "metrics",

@@ -32,7 +32,6 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 # Spark).
 _SUMMARIES = {
     "append": "Append lines or CSV; continue after a crash.",
-    "certs": "Make certificates for a trial of mutual TLS.",
     "console": "Serve web pages of outboxes and nodes.",
     "log": "Show, check and repair the files of logs.",
     "marks": "Show and keep the marks of a replay filter.",

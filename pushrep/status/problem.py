@@ -98,7 +98,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         ),
         # within two weeks, or it has expired
         "certificate_expires": ProblemKind(
-            Blocks.NOTHING, "Replace the certificate; a service reads it when it starts.", "pushrep certs --help"
+            Blocks.NOTHING, "Replace the certificate; a service reads it when it starts.", "pushrep status {at}"
         ),
     }
 )

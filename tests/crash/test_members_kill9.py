@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from pushrep import SegmentLog
-from pushrep.cli.certs import make_certificates
 from pushrep.outbox.promotion import promote
 from tests.crash.members_world import DIRECTORY, WAIT_S, Kill, Point, World
+from tests.integration.certificates import trial_certificates
 
 STEPS_MAX = 60
 SERVICE, OPENING = "service", "service, when it is opened with the new members"
@@ -185,7 +185,7 @@ class Chaos:
 
     def renew(self, _=None):
         """Certificates of all under the same authority; who is started from now on shows a new one."""
-        make_certificates(self.world.tls, ("127.0.0.1",), ("billing",))
+        trial_certificates(self.world.tls, ("127.0.0.1", "billing"))
 
     def rotate(self, name):
         """Replace the CA: first both are trusted, then certificates of the new one are used, then the old one is not
@@ -193,7 +193,7 @@ class Chaos:
         """
         tls, coming = self.world.tls, self.world.tls / "next"
         rmtree(coming, ignore_errors=True)
-        make_certificates(coming, ("127.0.0.1",), ("billing",))
+        trial_certificates(coming, ("127.0.0.1", "billing"))
         old, new = (tls / "ca.pem").read_bytes(), (coming / "ca.pem").read_bytes()
         for authority, files in (
             (new + old, ()),
@@ -303,7 +303,6 @@ def test_what_was_acknowledged_survives_changes_of_members_disks_addresses_and_c
     """Each kind of fault once, in an order of the seed; the long form repeats them. `rotate` renews certificates,
     too.
     """
-    pytest.importorskip("cryptography")
     draw = torture.random()
     chaos = Chaos(new_world(tmp_path / "tls"), draw)
     chaos.run([*draw.sample(KINDS[1:], len(KINDS) - 1), *draw.choices(KINDS, k=torture.count(0, 200))])

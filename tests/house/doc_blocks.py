@@ -109,7 +109,8 @@ def run_blocks(blocks):
     namespace = {"__name__": "__main__"}
     # Commands run as in an activated environment. Python blocks don't: Spark's workers are to find the driver's Python.
     kills = any("kill -9" in block.code for block in blocks)
-    places = [*([] if kills else [str(COMMANDS)]), str(Path(_PYTHON).parent), os.environ["PATH"]]
+    examples = Path(__file__).parents[2] / "examples"  # certificates.sh
+    places = [*([] if kills else [str(COMMANDS)]), str(Path(_PYTHON).parent), str(examples), os.environ["PATH"]]
     activated = os.environ | {"PATH": os.pathsep.join(places)}
     activated = {"PUSHREP_TESTS_COMMANDS_OF": str(os.getpid()), "PUSHREP_TESTS_PYTHON": _PYTHON} | activated
     for block in blocks:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,14 @@ def make_certificates(root, days=2):
     sign(root, "expired", -1)
     sign(root, "elsewhere", days, names="other-names")
     return root
+
+
+def trial_certificates(directory, names, days=30):
+    """Those of examples/certificates.sh: an authority, if there is none, and for each name `.pem` and `.key`."""
+    script = Path(__file__).parents[2] / "examples" / "certificates.sh"
+    subprocess.run(
+        [script, directory, *names], env=os.environ | {"DAYS": str(days)}, check=True, capture_output=True, text=True
+    )
 
 
 def sign(root, name, days, *, ca="ca", names="names"):

@@ -1,9 +1,9 @@
 """Access to a node under mutual TLS: every call by every kind of identity, strangers, rotation of certificates."""
 
-import ipaddress
 import random
 import shutil
 import signal
+import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -13,16 +13,10 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("cryptography")
-
-from cryptography import x509
-
 from pushrep import Outbox
-from pushrep.cli.certs import certs, make_certificates
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
@@ -46,6 +40,7 @@ from pushrep.wire import replay_messages as replay
 from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey, encode
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameKind
+from tests.integration.certificates import trial_certificates
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
 from tests.programs import PythonProgram
@@ -83,7 +78,7 @@ MAY = {
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tls")
-    make_certificates(directory, ("127.0.0.1",), NAMES)
+    trial_certificates(directory, ("127.0.0.1", *NAMES))
     return directory
 
 
@@ -417,7 +412,7 @@ def test_a2_an_outbox_without_an_owner_is_bound_to_the_first_name_that_leads_it(
 
 def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
     """The leader knows the certificate of each member's node: a new leader there may use that certificate."""
-    make_certificates(tmp_path, ("node-1=127.0.0.1", "node-2=127.0.0.1"), ("owner",))
+    trial_certificates(tmp_path, ("node-1=127.0.0.1", "node-2=127.0.0.1", "owner"))
     nodes = []
     for index in (1, 2):
         files = CertificateFiles(tmp_path / f"node-{index}.pem", tmp_path / f"node-{index}.key", tmp_path / "ca.pem")
@@ -475,7 +470,7 @@ def test_a4_operators_calls_are_audited_with_identity_and_arguments(world, tls, 
 
 def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_still_allowed(world, tmp_path, caplog):
     directory, allow = tmp_path / "tls", tmp_path / "allow"
-    make_certificates(directory, ("127.0.0.1",), NAMES)
+    trial_certificates(directory, ("127.0.0.1", *NAMES))
     allow.write_text("# who may\nowner\nreader=orders:read\n")
     patient = ReplaySettings(connect_timeout_ms=3_600_000)  # nobody attaches
     member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow, replay=patient)
@@ -491,7 +486,7 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
     first = (directory / "ca.pem").read_bytes()
     for path in directory.iterdir():
         path.unlink()
-    make_certificates(directory, ("127.0.0.1",), NAMES, days=60)  # another authority
+    trial_certificates(directory, ("127.0.0.1", *NAMES), days=60)  # another authority
     allow.write_text("owner\n")
     node.reload()
     service.append(b"on the connection that was open")
@@ -508,7 +503,7 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
 
 def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path, caplog):
     directory, allow = tmp_path / "tls", tmp_path / "allow"
-    make_certificates(directory, ("127.0.0.1",), ("owner",), days=3)
+    trial_certificates(directory, ("127.0.0.1", "owner"), days=3)
     allow.write_text("owner\n")
     member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow)
     node = world.nodes[1]
@@ -525,7 +520,7 @@ def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path, caplog
     assert "expires in 7" in caplog.text, "72 hours"
     mine = shown(directory, "owner")
     before = mine.tls.expires_s
-    make_certificates(directory, ("127.0.0.1",), ("owner",), days=2)
+    trial_certificates(directory, ("127.0.0.1", "owner"), days=2)
     mine.tls.reload()
     assert mine.tls.expires_s < before
     (directory / "owner.key").write_text("no key")
@@ -625,18 +620,17 @@ def test_a1_without_tls_a_peer_is_local_or_anonymous(world, caplog):
 
 
 def test_certificates_of_a_trial_are_made_added_and_renewed(tmp_path):
-    def run(*arguments):
-        done = CliRunner().invoke(certs, [str(tmp_path / "tls"), *arguments])
-        return done.exit_code, [Path(line).name for line in done.output.splitlines()]
+    tls = tmp_path / "tls"
+    trial_certificates(tls, ("127.0.0.1", "billing"))
+    assert {path.name for path in tls.glob("*.pem")} == {"ca.pem", "127.0.0.1.pem", "billing.pem"}
+    authority = (tls / "ca.pem").read_bytes()
+    trial_certificates(tls, ("spiffe://x/ops", "node-1=replica-1,127.0.0.1"), days=5)
+    assert (tls / "ca.pem").read_bytes() == authority
+    assert (tls / "billing.key").stat().st_mode & 0o777 == 0o600
+    assert _names_in(tls / "spiffe___x_ops.pem") == "URI:spiffe://x/ops"
+    assert _names_in(tls / "node-1.pem") == "DNS:replica-1, IP Address:127.0.0.1"
 
-    assert run("--node", "127.0.0.1", "--client", "billing") == (0, ["ca.pem", "127.0.0.1.pem", "billing.pem"])
-    authority = (tmp_path / "tls" / "ca.pem").read_bytes()
-    assert run("--client", "spiffe://x/ops", "--days", "5") == (0, ["spiffe___x_ops.pem"])
-    assert (tmp_path / "tls" / "ca.pem").read_bytes() == authority
-    assert (tmp_path / "tls" / "billing.key").stat().st_mode & 0o777 == 0o600
-    assert run("--client", "../x y")[0] == 2
-    assert run("--node", "node-1=replica-1,127.0.0.1") == (0, ["node-1.pem"])
-    shown = x509.load_pem_x509_certificate((tmp_path / "tls" / "node-1.pem").read_bytes())
-    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert list(names) == [x509.DNSName("replica-1"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    assert run("--node", "node-1=replica 1")[0] == 2
+
+def _names_in(certificate):
+    shown = ["openssl", "x509", "-in", certificate, "-noout", "-ext", "subjectAltName"]
+    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()[1].strip()

@@ -118,7 +118,8 @@ class Machine:
         text = self._names.sub(lambda found: self.addresses[found[1]], text)
         for volume, inside in service.volumes.items():
             text = re.sub(rf"(?<![\w.-]){re.escape(inside)}(?=/|$)", str(self.volume(volume)), text)
-        return text.replace("/opt/spark-kafka", str(LIBS)).replace("/var/lib/pushrep", str(self.home(service.name)))
+        text = text.replace("/opt/spark-kafka", str(LIBS)).replace("/opt/pushrep", str(FILE.parent))
+        return text.replace("/var/lib/pushrep", str(self.home(service.name)))
 
     def volume(self, name: str) -> Path:
         """The directory of a named volume."""
