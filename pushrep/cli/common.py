@@ -62,6 +62,7 @@ log_level_option = click.option(
 )
 
 
+_TIME_END_MS = 1 << 62
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 
@@ -72,6 +73,25 @@ def parse_duration_s(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise ValueError(f"{text!r} is not a duration: give 90s, 30m, 12h or 2d")
     return int(match[1]) * _UNIT_S[match[2]]
+
+
+def parse_time_ms(text: str) -> int:
+    """Milliseconds since 1970 UTC. text: the number itself, or an ISO 8601 time (UTC if it names no zone).
+
+    Raises ValueError; its message says which texts are valid.
+    """
+    if text.isascii() and text.isdigit():
+        time_ms = int(text) if len(text) < 20 else _TIME_END_MS
+    else:
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is neither an ISO 8601 time nor milliseconds since 1970") from None
+        time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        time_ms = round(time.timestamp() * 1000)
+    if not 0 <= time_ms < _TIME_END_MS:
+        raise ValueError(f"{text!r} is before 1970 or too far ahead")
+    return time_ms
 
 
 def why_missing(what: str, error: ImportError) -> str | None:

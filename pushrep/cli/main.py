@@ -10,11 +10,8 @@ A distribution adds a command by an entry point of the group `pushrep.commands` 
 import gc
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -31,7 +28,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 # The lines of `pushrep --help` for this distribution's commands: `--help` then imports no command (`marks` imports
 # Spark).
 _SUMMARIES = {
-    "append": "Append lines or CSV; continue after a crash.",
+    "append": "Append lines; continue after a crash.",
     "console": "Serve web pages of outboxes and nodes.",
     "log": "Show, check and repair the files of logs.",
     "marks": "Show and keep the marks of a replay filter.",
@@ -73,18 +70,6 @@ class Commands(click.Group):
             gc.enable()
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, and the error suggests the nearest command."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            near = get_close_matches(args[0], self.list_commands(ctx), 1)
-            if not near or "Did you mean" in error.format_message():
-                raise
-            raise click.UsageError(f"{error.format_message()} Did you mean {near[0]!r}?", ctx) from error
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -122,59 +107,11 @@ def _installed() -> dict[str, EntryPoint]:
     epilog="The help of each command has examples: pushrep append --help",
 )
 @click.version_option(version("pushrep"), prog_name="pushrep")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A TOML file with options of the commands, a table for each: [append], [replica.serve].",
-)
 @log_format_option
 @log_level_option
-@click.pass_context
-def cli(ctx: click.Context, config: Path | None, log_format: str, log_level: str) -> None:
+def cli(log_format: str, log_level: str) -> None:
     """A crash-safe local log in Kafka's own format: append to it, read it, replay it."""
     log_to_stderr(log_format, log_level)
-    if config is not None:
-        ctx.default_map = _options_in(config)
-        for table in ctx.default_map:
-            if table not in _installed() and (near := get_close_matches(table, _installed(), 1, 0.8)):
-                why = f"{config} has a table [{table}], but there is no command {table}; did you mean [{near[0]}]?"
-                raise click.BadParameter(why, param_hint="--config")
-        name = ctx.invoked_subcommand
-        command = None if name is None else cli.get_command(ctx, name)
-        if name is not None and command is not None:
-            _name_options(command, ctx.default_map.get(name, {}), name)
-
-
-def _options_in(config: Path) -> dict[str, Any]:
-    """The file's tables, one for each command. Names of options may have `-` or `_` between words; here they have
-    `_`.
-    """
-    try:
-        return _with_underscores(tomllib.loads(config.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{config} is not valid TOML: {error}", param_hint="--config") from error
-
-
-def _name_options(command: click.Command, table: dict[str, Any], place: str) -> None:
-    """Rename the options in the file's table to the names of the function's parameters, which click looks up.
-
-    Raises BadParameter for a name that is not an option. In the table of a group of commands only the tables of these
-    commands are checked: a service keeps its own settings in [log] and [outbox].
-    """
-    if isinstance(command, click.Group):
-        for name, below in table.items():
-            found = command.commands.get(name)
-            if found is not None and isinstance(below, dict):
-                _name_options(found, below, f"{place}.{name}")
-        return
-    known = {_written(option): option.name for option in command.params if option.name is not None}
-    for name, value in list(table.items()):
-        if name in known:
-            table[known[name]] = table.pop(name)
-        elif name not in known.values() and not isinstance(value, dict):
-            near = get_close_matches(name, known, 1)
-            why = f"[{place}] has {name!r}, which is not an option{f'; did you mean {near[0]!r}?' if near else ''}"
-            raise click.BadParameter(why, param_hint="--config")
 
 
 def _written(parameter: click.Parameter) -> str:
@@ -191,15 +128,6 @@ def give_variables(command: click.Command, prefix: str) -> None:
             option.envvar = f"{prefix}_{_written(option).upper()}"
     for name, below in getattr(command, "commands", {}).items():
         give_variables(below, f"{prefix}_{name}")
-
-
-def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name if isinstance(value, dict) else name.replace("-", "_"): _with_underscores(value)
-        if isinstance(value, dict)
-        else value
-        for name, value in table.items()
-    }
 
 
 def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for each way to end

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.common import parse_time_ms
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig

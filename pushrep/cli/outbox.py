@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, cast
 import click
 
 from filtering import StreamMetadata, producer_id
+from pushrep.cli.append import numbered_lines
 from pushrep.cli.common import log_at_least, parse_duration_s, show_json
-from pushrep.cli.input_lines import BadLine, numbered_lines
 from pushrep.cli.options import client_properties_option, client_tls, log_options, tls_options
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
@@ -204,8 +204,6 @@ class _Running:
         assert self._process.stdout is not None, "it is a pipe"
         try:
             for _, line in numbered_lines(cast("BinaryIO", self._process.stdout), self._line_bytes_max):
-                if isinstance(line, BadLine):
-                    raise line
                 self._line += 1
                 self._append(self._line, line)
         except (PushrepError, OSError) as error:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from pushrep.cli.common import DURATION, parse_duration_s, why_missing
-from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.common import DURATION, parse_duration_s, parse_time_ms, why_missing
 from pushrep.kafka.destination import read_properties
 from pushrep.log import NotALogDirectory, SegmentLog
 from pushrep.log.directory_files import log_at, parse_shown_name, readable_logs

@@ -37,10 +37,8 @@ Values are spelled as in the code; words as `flushed` in any case; lists with co
 each text setting takes `<name>_file` (`PUSHREP_KAFKA_SASL_PASSWORD_FILE`), a file whose content is the value.
 A misspelt name in the file is refused with the nearest one, and so is a variable that is nearly a setting's.
 
-`pushrep --config FILE COMMAND` takes a command's options from the table of its name (`[append]`, `[replica.serve]`),
-and each option has a variable. Both are named as the option is written: of `pushrep read --from`, `from` and
-`PUSHREP_READ_FROM`; `pushrep COMMAND --help` lists them. `pushrep --log-format json --log-level info COMMAND` logs one
-JSON object a line.
+Each option of a command has a variable, too, named as the option is written: `PUSHREP_READ_FROM` of
+`pushrep read --from`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
 """
 TITLES = {
     "outbox": "`[outbox]`: arguments of `Outbox.open`, then fields of `OutboxConfig`",

@@ -528,10 +528,9 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
     assert "--plain" in refused.stderr
 
 
-def test_the_command_takes_settings_of_logs_and_replays_by_option_file_and_variable(tmp_path):
-    config = tmp_path / "node.toml"
-    config.write_text('[replica.serve]\nlisten = "127.0.0.1:0"\nallow = ["any"]\nlog_config = ["segment_bytes=300"]\n')
-    serve = ("--config", config, "replica", "serve", tmp_path / "n")
+def test_the_command_takes_settings_of_logs_and_replays_by_option_and_variable(tmp_path):
+    options = ("--listen", "127.0.0.1:0", "--allow", "any", "--log", "segment_bytes=300")
+    serve = ("replica", "serve", tmp_path / "n", *options)
     settings = "connect_timeout_ms=60000 max_sessions=1"
     process = PythonProgram("-m", "pushrep.cli.main", *serve, PUSHREP_REPLICA_SERVE_REPLAY=settings)
     try:

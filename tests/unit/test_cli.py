@@ -16,14 +16,10 @@ from click.testing import CliRunner
 
 from filtering import StreamMetadata
 from pushrep.cli import main as cli_main
-from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.common import parse_time_ms
 from pushrep.log import NotALog, SegmentLog
 from pushrep.outbox import Outbox
 from tests.programs import PUSHREP
-
-CSV = (
-    "origin,distance,time_hour\nEWR,1400,2013-01-01T05:00:00Z\nLGA,1416,2013-01-01T05:00:00Z\nJFK,1089,1357016400000\n"
-)
 
 
 @pytest.fixture
@@ -138,26 +134,6 @@ def test_another_file_under_a_known_name_is_refused(pushrep, tmp_path):
     assert values(tmp_path / "out", "t-0") == ["a", "b", "other", "lines", "here"]
 
 
-def test_csv_becomes_json_with_time_and_partition(pushrep, tmp_path):
-    file = tmp_path / "flights.csv"
-    file.write_text(CSV)
-    code, _, errors = pushrep(
-        "append", tmp_path / "out", "flights", file, "--format", "csv", "--partitions", 3,
-        "--partition-by", "origin", "--timestamp-column", "time_hour", "--carrier", "header",
-    )  # fmt: skip
-    assert code == 0, errors
-    code, output, _ = pushrep("read", tmp_path / "out", "flights", "--format", "json")
-    rows = [json.loads(line) for line in output.splitlines()]
-    assert code == 0
-    assert {row["value"] for row in rows} >= {
-        '{"origin":"EWR","distance":"1400","time_hour":"2013-01-01T05:00:00Z"}',
-    }
-    assert {row["timestamp_ms"] for row in rows} == {1357016400000}
-    assert sorted(row["source"]["offset"] for row in rows) == [2, 3, 4], "the line's number"
-    assert all(row["source"]["partition"] == row["partition"] for row in rows)
-    assert all(row["key"] is None for row in rows)
-
-
 def test_a_disk_above_its_limit_is_told_with_the_setting(pushrep, tmp_path):
     (tmp_path / "in").write_text("line\n" * 20_000)
     limits = [
@@ -174,84 +150,27 @@ def test_a_disk_above_its_limit_is_told_with_the_setting(pushrep, tmp_path):
     assert "has to go first" not in said
 
 
-def test_another_spreading_is_another_source(pushrep, tmp_path):
-    file = tmp_path / "in.csv"
-    file.write_text(CSV)
-    first = ("append", tmp_path / "out", "t", file, "--format", "csv", "--partitions", 2)
-    pushrep(*first)
-    code, output, _ = pushrep(*first, "--partition", 1, "--json")
-    assert code == 0
-    assert json.loads(output)["appended"] == 3, "nothing is taken for known that may not be"
-
-
-BROKEN = 'id,name\n1,a\n2\n3,c\n4,"open\n5,e,x\n\n6,f\n'
-
-
-def test_a_broken_line_stops_with_its_number_and_the_run_goes_on_when_it_is_mended(pushrep, tmp_path):
-    file = tmp_path / "in.csv"
-    file.write_text(BROKEN)
-    run = ("append", tmp_path / "out", "t", file, "--format", "csv", "--value", "csv-line")
-    code, _, errors = pushrep(*run)
-    assert code == 1
-    assert "line 3: has 1 fields, the header has 2" in errors
-    assert "--on-bad-line skip" in errors
-    assert values(tmp_path / "out", "t-0") == ["1,a"], "what came before is in the log"
-    file.write_text(BROKEN.replace("\n2\n", "\n2,b\n").replace('"open', "d").replace("e,x", "e"))
-    code, _, errors = pushrep(*run)
-    assert code == 0, errors
-    assert values(tmp_path / "out", "t-0") == ["1,a", "2,b", "3,c", "4,d", "5,e", "6,f"]
-
-
-def test_broken_lines_are_skipped_by_name_on_request(pushrep, tmp_path):
-    file = tmp_path / "in.csv"
-    file.write_bytes(BROKEN.encode() + b"7,\xff\n8,h\n")
-    run = ("append", tmp_path / "out", "t", file, "--format", "csv", "--value", "csv-line", "--on-bad-line", "skip")
-    code, output, errors = pushrep(*run, "--json")
-    assert code == 0
-    summary = json.loads(output)
-    assert (summary["appended"], summary["bad_lines"], summary["blank_lines"]) == (4, 4, 1)
-    named = [line.split(":")[0] for line in errors.splitlines()]
-    assert named == ["skipped line 3", "skipped line 5", "skipped line 6", "skipped line 9"]
-    assert "not UTF-8 at byte 2" in errors
-    assert values(tmp_path / "out", "t-0") == ["1,a", "3,c", "6,f", "8,h"]
-    code, output, _ = pushrep(*run, "--json")
-    assert (code, json.loads(output)["appended"]) == (0, 0)
-
-
-def test_a_line_above_the_limit_is_named(pushrep, tmp_path):
+@pytest.mark.parametrize(
+    ("long", "why"), [(2 << 20, "line 2: is longer than"), ((1 << 20) - 80, "line 2: the record may take")]
+)
+def test_a_line_above_the_limit_is_named_and_the_run_goes_on_when_it_is_gone(pushrep, tmp_path, long, why):
     file = tmp_path / "in.txt"
-    file.write_bytes(b"short\n" + b"x" * (2 << 20) + b"\n" + b"y" * ((1 << 20) - 80) + b"\nend\n")
-    code, _, errors = pushrep("append", tmp_path / "out", "t", file, "--on-bad-line", "skip")
-    assert code == 0
-    assert "skipped line 2: is longer than" in errors
-    assert "skipped line 3: the record may take" in errors
+    file.write_bytes(b"short\n" + b"x" * long + b"\nend\n")
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file)
+    assert code == 1
+    assert why in errors
+    assert values(tmp_path / "out", "t-0") == ["short"], "what came before is in the log"
+    file.write_bytes(b"short\nend\n")
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file)
+    assert code == 0, errors
     assert values(tmp_path / "out", "t-0") == ["short", "end"]
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "code", "why"),
-    [
-        ("", ["--format", "csv"], 1, "the input is empty"),
-        ("a,a\n", ["--format", "csv"], 1, "names a twice"),
-        ('a,"b\n', ["--format", "csv"], 1, "the CSV's header, can't be read"),
-        ("a,b\n1,2\n", ["--format", "csv", "--partition-by", "c"], 1, "--partition-by c: the CSV has no column c"),
-        ("a\nsoon\n", ["--format", "csv", "--timestamp-column", "a"], 1, "line 2: column a: 'soon' is neither"),
-        ("a\n", ["--partition-by", "a"], 2, "is for --format csv"),
-        ("a\n", ["--partition", "0", "--partition-by", "a", "--format", "csv"], 2, "--partition-by, not both"),
-        ("a\n", ["--partition", "1"], 2, "1 is not one of the 1 partitions"),
-        ("a\n", ["--delimiter", "::"], 2, "is not one character"),
-        ("a\n", ["--delimiter", '"'], 2, "is not one character"),
-        ("a\n", ["--source", ""], 2, "--source: it is empty"),
-    ],
-)
-def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, code, why):
-    file = tmp_path / "in"
-    file.write_text(text)
-    answer, output, errors = pushrep("append", tmp_path / "out", "t", file, *options)
-    assert (answer, output) == (code, "")
-    assert why in errors
-    assert "Traceback" not in errors
-    assert (tmp_path / "out").exists() == why.startswith("line "), "a log is made for a line, not for a refused option"
+def test_an_empty_name_of_a_source_is_refused(pushrep, tmp_path):
+    code, output, errors = pushrep("append", tmp_path / "out", "t", "-", "--source", "")
+    assert (code, output) == (2, "")
+    assert "--source: it is empty" in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_file_and_a_directory_are_named(pushrep, tmp_path):
@@ -266,7 +185,7 @@ def test_a_missing_file_and_a_directory_are_named(pushrep, tmp_path):
 def test_what_the_log_was_made_with_is_kept(pushrep, tmp_path):
     file = tmp_path / "in"
     file.write_text("a\n")
-    pushrep("append", tmp_path / "out", "t", file, "--producer", "shop", "--carrier", "header", "--partitions", 2)
+    pushrep("append", tmp_path / "out", "t", file, "--producer", "shop", "--partitions", 2)
     code, _, errors = pushrep("append", tmp_path / "out", "t", file)
     assert code == 0, errors
     code, _, errors = pushrep("append", tmp_path / "out", "t", file, "--partitions", 3)
