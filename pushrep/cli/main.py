@@ -34,7 +34,6 @@ _SUMMARIES = {
     "marks": "Show and keep the marks of a replay filter.",
     "promote": "Make a replica the leader.",
     "outbox": "Create, run and maintain an outbox.",
-    "read": "Show the records of a topic's logs.",
     "recording": "List and maintain the logs on a node.",
     "replay": "Read any part of a log again, or follow it.",
     "replica": "Run a node; change an outbox's members.",

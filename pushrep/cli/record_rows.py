@@ -52,6 +52,23 @@ def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
     return row
 
 
+COLUMNS = ("partition", "offset", "timestamp", "value", "key", "source", "headers")
+
+
+def as_row(number: int, record: Record, carrier: str) -> tuple[str, ...]:
+    """A record as a row of COLUMNS. number: as of `as_json`."""
+    metadata = metadata_of(record, carrier)
+    return (
+        shown_partition(number),
+        str(record.offset),
+        time_text(record.timestamp_ms),
+        cell(record.value),
+        "" if is_in_key(record, carrier) else cell(record.key),
+        f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
+        " ".join(f"{name}={cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
+    )
+
+
 def field(name: str, data: bytes | None) -> dict[str, str | None]:
     """Bytes in JSON: {name: text}; {name + "_base64": base64} if they are not UTF-8."""
     if data is None:

@@ -1,29 +1,25 @@
 """`pushrep replay`: reads any part of one log again, to its end or as it grows, for people and for pipes.
 
-One writer a format; after each `flush` its output is complete:
-
-json    an object a line            raw     the value and a newline
-avro    an object container file (Avro 1.11), deflate, schema RECORD_SCHEMA
+Formats: table; json, an object a line; raw, the value and a newline.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
-from fastavro.write import Writer as AvroWriter
 
-from pushrep.cli.common import whole_step
+from pushrep.cli.common import show_table, whole_step
 from pushrep.cli.log_names import named_logs
 from pushrep.cli.options import client_tls, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
-from pushrep.cli.record_rows import as_json, carrier_of
+from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
 from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name
 from pushrep.records import Record
 from pushrep.replay import (
@@ -39,88 +35,8 @@ from pushrep.replay import (
 )
 from pushrep.wire.error_codes import ErrorCode
 
-_BYTES = ["null", "bytes"]
-RECORD_SCHEMA: dict[str, Any] = {
-    "type": "record",
-    "name": "Record",
-    "namespace": "pushrep",
-    "fields": [
-        {"name": "partition", "type": "int"},
-        {"name": "offset", "type": "long"},
-        {"name": "timestamp_ms", "type": "long", "doc": "since 1970-01-01 UTC, -1 for none"},
-        {"name": "key", "type": _BYTES},
-        {"name": "value", "type": _BYTES},
-        {
-            "name": "headers",
-            "type": {
-                "type": "array",
-                "items": {
-                    "type": "record",
-                    "name": "Header",
-                    "fields": [{"name": "name", "type": "string"}, {"name": "value", "type": _BYTES}],
-                },
-            },
-        },
-    ],
-}
-
-
-class RecordWriter(Protocol):
-    """Writes records in one format."""
-
-    def write(self, records: Iterable[Record]) -> None: ...
-    def flush(self) -> None:
-        """Flush all written records to the file or pipe."""
-        ...
-
-
-class LineOutput:
-    """The formats json and raw: bytes for each record."""
-
-    def __init__(self, out: BinaryIO, line: Callable[[Record], bytes]) -> None:
-        self._out, self._line = out, line
-
-    def write(self, records: Iterable[Record]) -> None:
-        """Write all records by one call, so that an interrupt leaves no partial line."""
-        self._out.write(b"".join(map(self._line, records)))
-
-    def flush(self) -> None:
-        self._out.flush()
-
-
-class AvroFile:
-    """The format avro: one container file. A flush ends a block."""
-
-    def __init__(self, out: BinaryIO, partition: int) -> None:
-        self._out, self._partition = out, partition
-        self._writer = AvroWriter(out, RECORD_SCHEMA, codec="deflate")
-
-    def write(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self._writer.write(
-                {
-                    "partition": self._partition,
-                    "offset": record.offset,
-                    "timestamp_ms": record.timestamp_ms,
-                    "key": record.key,
-                    "value": record.value,
-                    "headers": [{"name": name, "value": value} for name, value in record.headers],
-                }
-            )
-
-    def flush(self) -> None:
-        self._writer.flush()
-        self._out.flush()
-
-
-def writer_for(format_: str, out: BinaryIO, *, partition: int, carrier: str) -> RecordWriter:
-    """The writer of the format: avro, raw or json."""
-    if format_ == "avro":
-        return AvroFile(out, partition)
-    if format_ == "raw":
-        return LineOutput(out, lambda record: (record.value or b"") + b"\n")
-    return LineOutput(out, lambda r: json.dumps(as_json(partition, r, carrier), ensure_ascii=False).encode() + b"\n")
-
+_LATEST_RECORDS = 10
+_TABLE_ROWS = 20
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -188,13 +104,13 @@ class Until(NamedTuple):
     "from_",
     metavar="WHERE",
     help="Begin at an offset, at the first record of an ISO 8601 time (UTC if it names no zone) or later, or at "
-    "latest: "
-    "the end, with --follow.  [default: the log's start]",
+    f"latest: the last --count records ({_LATEST_RECORDS}), with --follow the end.  [default: the log's start]",
 )
 @click.option(
     "--count",
     type=click.IntRange(0),
-    help="End after so many records of each log; with --follow it waits for them.  [default: no limit]",
+    help="End after so many records of each log; with --follow it waits for them.  "
+    f"[default: no limit; {_TABLE_ROWS} in a table]",
 )
 @click.option(
     "--until",
@@ -212,41 +128,33 @@ class Until(NamedTuple):
     "no record is ever cut off. written: all appended records.",
 )
 @click.option(
-    "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "avro"]),
-    help="json: one object a line. raw: the values alone, one a line. avro: an object container file.",
+    "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "table"]),
+    help="json: one object a line. raw: the values alone, one a line.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.  [default: standard output]"
-)
-@click.option("--force", is_flag=True, help="Overwrite the file of --out.  [default: refuse if it exists]")
-@click.option(
-    "--max-bytes-per-s", type=click.IntRange(1), help="Read at most so many bytes a second.  [default: no limit]"
-)
 @node_options
 def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     where: str, recording: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
-    bound: str, format_: str, out: Path | None, force: bool, max_bytes_per_s: int | None,  # noqa: FBT001
-    node: NodeAccess | None,
+    bound: str, format_: str, node: NodeAccess | None,
 ) -> None:  # fmt: skip
     """Replay LOG, orders-0 say, from DIRECTORY, where a writer may be running, or from the node at ADDRESS (host:port).
 
     \b
       pushrep replay out orders-0                                          all records
+      pushrep replay out orders --format table                             the first records of each partition
       pushrep replay out orders-0 --from 2026-01-01T14:00 --until 2026-01-01T15:00 --format raw
       pushrep replay out orders-0 --from latest --follow | jq .value       new records
-      pushrep replay out orders-0 --format avro --out orders.avro
       pushrep replay replica-1:7400 orders-0 --count 10                    from a node (see pushrep recording list)
 
     \b
     In a DIRECTORY LOG may be orders: all logs of this topic, one after the other; with worker slots orders-0 is this
     partition of every slot, and slot-1/orders-0 is one.
+    "source" is the stream metadata in the key or header: PID, source partition, source offset. In JSON a key or value
+    that is not UTF-8 is key_base64 or value_base64.
     After Ctrl-C the output is complete up to a record, and standard error has the offset to continue from. A replay
     from a node reconnects by itself and continues where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if from_ == "latest" and not follow:
-        raise click.UsageError("--from latest begins at the log's end, which has no record yet: add --follow")
-    if out is not None and out.exists() and not force:
-        raise click.UsageError(f"{out} exists already: give another file, or --force to overwrite it")
+    if count is None and not follow:
+        count = _LATEST_RECORDS if from_ == "latest" else _TABLE_ROWS if format_ == "table" else None
     length: Length | int = TO_END
     if count == 0 or (count is not None and follow):
         length = count
@@ -254,31 +162,50 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         length = FOLLOW
     end = _until(until, from_)
     names = recordings_of(where, recording)
-    if len(names) > 1 and (follow or format_ == "avro" or _is_offset(from_) or _is_offset(until)):
-        raise click.UsageError(
-            f"an offset, --follow and --format avro need one log: give one of {', '.join(map(str, names))}"
-        )
-    with ExitStack() as opened:
-        client = opened.enter_context(ReplayClient(where, node=node))
-        stream: BinaryIO | None = None if out is not None else sys.stdout.buffer
+    if len(names) > 1 and (follow or _is_offset(from_) or _is_offset(until)):
+        raise click.UsageError(f"an offset and --follow need one log: give one of {', '.join(map(str, names))}")
+    if follow and format_ == "table":
+        raise click.UsageError("--follow needs --format json or raw: a table is printed at the end")
+    rows: list[tuple[str, ...]] = []
+
+    with ReplayClient(where, node=node) as client:
         for name in names:
             topic, partition = log_of(client, name)
-            running = _begun(client, ReplayRequest(name, None, length, bound, max_bytes_per_s), from_)
+            carrier = carrier_of(log_at(where, topic, partition).parent, topic)
+            running = _begun(client, ReplayRequest(name, None, length, bound), from_, 0 if follow else count or 0)
             if running is not None:
-                opened.enter_context(running)
-            if stream is None and out is not None:  # a refused replay must not make, or empty, the file
-                stream = opened.enter_context(out.open("wb" if force else "xb"))
-            assert stream is not None
-            chosen = carrier_of(log_at(where, topic, partition).parent, topic)
-            _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
+                with running:
+                    _run(running, partial(_put, format_, partition, carrier, rows), count, end, follow=follow)
+    if format_ == "table":
+        show_table(None, COLUMNS, rows)
 
 
-def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None) -> Replay | None:
-    """Begin a replay; None if the log is empty. Raises ClickException for an unknown log, and as
-    `ReplayClient.replay`.
+def _put(format_: str, partition: int, carrier: str, rows: list[tuple[str, ...]], records: list[Record]) -> None:
+    """Write records by one call, so that an interrupt leaves no partial line. rows: of a table, printed at the end."""
+    if format_ == "table":
+        rows.extend(as_row(partition, record, carrier) for record in records)
+    elif format_ == "raw":
+        sys.stdout.buffer.write(b"".join((record.value or b"") + b"\n" for record in records))
+    else:
+        lines = (json.dumps(as_json(partition, record, carrier), ensure_ascii=False) for record in records)
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None, last: int) -> Replay | None:
+    """Begin a replay; None if the log is empty. last: how many records before the end `--from latest` means.
+
+    Raises ClickException for an unknown log, and as `ReplayClient.replay`.
     """
     try:
-        position = _position(from_, client, request.recording, request.bound)
+        position: int | AtTime | None = None
+        if from_ == "latest":
+            starts = {name: one.start_offset for one in client.recordings() for name in (one.name, one.recording_id)}
+            tip = client.tip_of(request.recording, request.bound)
+            position = max(starts.get(request.recording, 0), tip - last)
+        elif _is_offset(from_):
+            position = int(from_ or 0)
+        elif from_ not in {None, "earliest"}:
+            position = AtTime(time_ms_of("--from", from_ or "", others="earliest, latest, an offset"))
         return client.replay(replace(request, position=position))
     except ReplayRefused as refused:
         if refused.code is ErrorCode.UNKNOWN_RECORDING:
@@ -289,75 +216,53 @@ def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None) -> R
         return None
 
 
-class _Job(NamedTuple):
-    format: str
-    partition: int
-    carrier: str
-    limit: int | None
-    until: Until
-    follow: bool
-    to_file: bool
-
-
-def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
+def _run(replay: Replay, put: Callable[[list[Record]], None], limit: int | None, until: Until, *, follow: bool) -> None:
     """Write all records of a replay. Also after an error or Ctrl-C the output is complete up to a record."""
-    writer = writer_for(job.format, stream, partition=job.partition, carrier=job.carrier)
     written, is_whole = 0, True
-    position = replay.position if replay is not None else 0
+    start = position = replay.position
     try:
-        if replay is not None:
-            start = position
-            with _progress(replay, job) as show:
-                for records, block_end in _pieces(replay, job):
-                    with whole_step():  # so that `position` counts exactly the records that were written
-                        writer.write(records)
-                        if job.follow:
-                            writer.flush()
-                        written, position = written + len(records), block_end
-                    show(position - start, total=max(1, replay.tip - start))
+        with _progress(replay, follow=follow) as show:
+            for records, block_end in _pieces(replay, limit, until):
+                with whole_step():  # so that `position` counts exactly the records that were written
+                    put(records)
+                    if follow:
+                        sys.stdout.buffer.flush()
+                    written, position = written + len(records), block_end
+                show(position - start, total=max(1, replay.tip - start))
     except BrokenPipeError:
         is_whole = False  # how many records the pipe's reader got is unknown
         raise
     finally:
         if is_whole:
-            writer.flush()
-        if replay is not None and is_whole and (job.to_file or sys.exc_info()[0] is not None):
-            click.echo(f"{written} records; continue with --from {position}", err=True)
+            sys.stdout.buffer.flush()
+            if sys.exc_info()[0] is not None:
+                click.echo(f"{written} records; continue with --from {position}", err=True)
 
 
-def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
-    """Yield the records of each batch, and the offset to continue from after them, up to the job's limit and end."""
-    left = job.limit
-    if left == 0 or job.until.is_reached(replay.position):
+def _pieces(replay: Replay, left: int | None, until: Until) -> Iterator[tuple[list[Record], int]]:
+    """Yield the records of each batch, and the offset to continue from after them, up to `left` records and the
+    end.
+    """
+    if left == 0 or until.is_reached(replay.position):
         return
     for batch in replay.batches():
         records = batch.records()
-        before = list(takewhile(job.until.admits, records))
+        before = list(takewhile(until.admits, records))
         if left is not None:
             before = before[:left]
             left -= len(before)
         is_cut = len(before) < len(records)
         behind = before[-1].offset + 1 if before else max(batch.start, batch.batch.header.base_offset)
         yield before, behind if is_cut else replay.position
-        if is_cut or left == 0 or job.until.is_reached(replay.position):
+        if is_cut or left == 0 or until.is_reached(replay.position):
             return
 
 
-def _progress(replay: Replay, job: _Job) -> AbstractContextManager[OnProgress]:
+def _progress(replay: Replay, *, follow: bool) -> AbstractContextManager[OnProgress]:
     """The progress of a replay that has an end, and whose records do not go to a terminal."""
-    if job.follow or (sys.stdout.isatty() and not job.to_file):
+    if follow or sys.stdout.isatty():
         return nullcontext(lambda done, *, total=None, note="": None)  # noqa: ARG005 - nobody sees it
     return progress("replaying", max(1, replay.tip - replay.position), unit="records")
-
-
-def _position(text: str | None, client: ReplayClient, name: int | str, bound: str) -> int | AtTime | None:
-    if text is None or text == "earliest":
-        return None
-    if text == "latest":
-        return client.tip_of(name, bound)
-    if _is_offset(text):
-        return int(text)
-    return AtTime(time_ms_of("--from", text))
 
 
 def _until(text: str | None, from_: str | None) -> Until:

@@ -134,7 +134,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
     The node prints one line when it listens. A leader's records are in DIRECTORY/<outbox id>/<topic>-<n>, byte for byte
-    the same as in the leader's log: the commands of `pushrep log`, and `pushrep read`, work there.
+    the same as in the leader's log: the commands of `pushrep log`, and `pushrep replay`, work there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     AUDIT.setLevel(logging.INFO)
     files = _certificates(cert, key, ca)

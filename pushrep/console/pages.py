@@ -278,7 +278,7 @@ def commands_for(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     at = shlex.quote(found["place"])
     yield "Status in a terminal", f"pushrep status {at} --watch"
     if found["kind"] == "outbox":
-        yield "Newest records", f"pushrep read {at} {shlex.quote(found['topic'])} --from latest"
+        yield "Newest records", f"pushrep replay {at} {shlex.quote(found['topic'])} --from latest"
     if "directory" in found or found["kind"] == "logs":
         yield "Logs: segments, size, writer", f"pushrep log ls {at}"
     if found["kind"] == "outbox" and found["pid"] is None and any(one["records"] for one in found["destinations"]):

@@ -5,13 +5,16 @@ metadata, always are. At most 4,000 characters of each are shown: they are chose
 """
 
 from codecs import getincrementaldecoder
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
 from filtering import METADATA_HEADER, StreamMetadata
-from pushrep.cli.read import range_of
+from pushrep.cli.options import time_ms_of
 from pushrep.cli.record_rows import carrier_of, metadata_of
-from pushrep.log import SegmentLog
+from pushrep.log import LogReader, SegmentLog
 from pushrep.log.directory_files import log_at
 from pushrep.records import Record
 
@@ -69,13 +72,27 @@ def records_page(directory: Path, topic: str, asked: AskedRecords) -> RecordsPag
     """Stable records of one log. Raises PushrepError and click.BadParameter."""
     carrier = carrier_of(directory, topic)
     with SegmentLog.open_reader(log_at(directory, topic, asked.partition)) as reader:
-        chosen = range_of(reader, topic, asked.partition, asked.start, RECORDS_A_PAGE)
         first, last = reader.bounds()
+        start = _start(reader, asked, first, last)
         shown = [
             _shown(record, carrier, payload_of(record, carrier, asked.form) if asked.payloads else None)
-            for _, record in chosen.records(RECORDS_A_PAGE)
+            for record in islice(reader.records(start, last), RECORDS_A_PAGE)
         ]
-    return RecordsPage(shown, first, last, shown[-1].offset + 1 if shown else chosen.start)
+    return RecordsPage(shown, first, last, shown[-1].offset + 1 if shown else start)
+
+
+def _start(reader: LogReader, asked: AskedRecords, first: int, last: int) -> int:
+    """The offset that `asked.start` selects. Raises ClickException."""
+    if asked.start == "earliest":
+        return first
+    if asked.start == "latest":
+        return max(first, last - RECORDS_A_PAGE)
+    if not asked.start.isdecimal():
+        found = reader.offset_for_timestamp(time_ms_of("--from", asked.start, others="earliest, latest, an offset"))
+        return last if found is None else found
+    if not first <= int(asked.start) <= last:
+        raise click.ClickException(f"the log holds the offsets [{first}, {last})")
+    return int(asked.start)
 
 
 def _shown(record: Record, carrier: str, payload: ShownPayload | None) -> ShownRecord:

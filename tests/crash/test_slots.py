@@ -116,7 +116,7 @@ def test_commands_see_all_slots_as_one(tmp_path):
     with open_slot(tmp_path) as first, open_slot(tmp_path) as second:
         for number, outbox in enumerate((first, second)):
             outbox.append(0, b"value %d" % number).result(60)
-        assert run("read", tmp_path, "orders", "--format", "raw").splitlines() == ["value 0", "value 1"]
+        assert run("replay", tmp_path, "orders", "--format", "raw").splitlines() == ["value 0", "value 1"]
         found = json.loads(run("status", tmp_path, "--json"))["places"]
         assert [Path(one["directory"]).name for one in found] == ["slot-0", "slot-1"]
         assert {one["pid"] for one in found} == {os.getpid()}

@@ -37,8 +37,8 @@ Values are spelled as in the code; words as `flushed` in any case; lists with co
 each text setting takes `<name>_file` (`PUSHREP_KAFKA_SASL_PASSWORD_FILE`), a file whose content is the value.
 A misspelt name in the file is refused with the nearest one, and so is a variable that is nearly a setting's.
 
-Each option of a command has a variable, too, named as the option is written: `PUSHREP_READ_FROM` of
-`pushrep read --from`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
+Each option of a command has a variable, too, named as the option is written: `PUSHREP_REPLAY_FROM` of
+`pushrep replay --from`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
 """
 TITLES = {
     "outbox": "`[outbox]`: arguments of `Outbox.open`, then fields of `OutboxConfig`",

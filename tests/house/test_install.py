@@ -104,7 +104,7 @@ from pathlib import Path
 (info,) = Path(sys.path[0]).glob("*.dist-info")
 points = Distribution.at(info).entry_points
 assert ("console_scripts", "pushrep") in {(p.group, p.name) for p in points}, points
-assert {p.name for p in points if p.group == "pushrep.commands"} >= {"append", "read", "marks"}, points
+assert {p.name for p in points if p.group == "pushrep.commands"} >= {"append", "replay", "marks"}, points
 for point in points:
     assert callable(point.load()), point
 """
@@ -228,7 +228,7 @@ def test_a_clean_environment_keeps_a_record_through_a_kill(version, kind, reques
         [python, "-W", "error", "-c", FIRST_HOUR], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (-9, "0\n"), done.stderr
-    read = [python.with_name("pushrep"), "read", "orders-outbox", "orders", "--format", "raw"]
+    read = [python.with_name("pushrep"), "replay", "orders-outbox", "orders", "--format", "raw"]
     shown = subprocess.run(read, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120)
     assert (shown.returncode, shown.stdout) == (0, '{"order": 1}\n'), shown.stderr
     run_readme(python, alone, tmp_path / "readme", "-W", "error")

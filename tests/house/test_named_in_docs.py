@@ -43,5 +43,5 @@ def test_a_page_names_what_is_there(path):
 
 
 def test_a_wrong_option_is_noticed():
-    assert [*wrong_in("`pushrep read DIR LOG --carrier key`, a pushrep log in which")] == ["read --carrier"]
+    assert [*wrong_in("`pushrep replay DIR LOG --carrier key`, a pushrep log in which")] == ["replay --carrier"]
     assert not [*wrong_in("$ pushrep outbox run data orders --producer a -- sh orders.sh --no-such")]

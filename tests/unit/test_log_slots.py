@@ -123,16 +123,16 @@ def test_a_directory_that_is_named_like_a_log_is_purged_as_what_it_is(workers, r
 
 
 def test_read_names_the_slot_of_each_record(workers, run):
-    rows = rows_of(run("read", workers, "orders", "--format", "json"))
+    rows = rows_of(run("replay", workers, "orders"))
     held = {}
     for row in rows:
         held.setdefault(f"{row['slot']}/orders-{row['partition']}", []).append(row["value"].encode())
     assert held == VALUES
-    assert run("read", workers, "slot-7/orders-1", "--format", "raw").split("\n")[:-1] == [
+    assert run("replay", workers, "slot-7/orders-1", "--format", "raw").split("\n")[:-1] == [
         v.decode() for v in VALUES["slot-7/orders-1"]
     ]
-    assert len(run("read", workers, "orders-1", "--format", "raw").splitlines()) == 10
-    assert "slot-7/1" in run("read", workers, "orders")
+    assert len(run("replay", workers, "orders-1", "--format", "raw").splitlines()) == 10
+    assert "slot-7/1" in run("replay", workers, "orders", "--format", "table")
 
 
 def test_replay_goes_through_the_slots_or_takes_one(workers, run):
@@ -142,7 +142,7 @@ def test_replay_goes_through_the_slots_or_takes_one(workers, run):
     ]
     one = run("replay", workers, "slot-7/orders-1", "--from", "3", "--format", "raw").splitlines()
     assert one == [value.decode() for value in VALUES["slot-7/orders-1"][3:]]
-    for options in (["--from", "3"], ["--follow"], ["--until", "3"], ["--format", "avro"]):
+    for options in (["--from", "3"], ["--follow"], ["--until", "3"]):
         said = run("replay", workers, "orders-1", *options, code=2)
         assert "give one of slot-0/orders-1, slot-7/orders-1" in said
     with ReplayClient(workers) as client:

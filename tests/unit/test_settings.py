@@ -175,10 +175,10 @@ def test_variables_are_named_as_the_options_are_written(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     with Outbox.open("out", "t", 1, "p") as outbox:
         outbox.append_many(0, [b"a", b"b", b"c"]).result(60)
-    monkeypatch.setenv("PUSHREP_READ_FORMAT", "raw")
-    monkeypatch.setenv("PUSHREP_READ_FROM", "2")
+    monkeypatch.setenv("PUSHREP_REPLAY_FORMAT", "raw")
+    monkeypatch.setenv("PUSHREP_REPLAY_FROM", "2")
     monkeypatch.setenv("PUSHREP_LOG_DUMP_JSON", "1")
-    assert main.run(["read", "out", "t"]) == 0
+    assert main.run(["replay", "out", "t"]) == 0
     assert capfd.readouterr().out == "c\n"
     assert main.run(["log", "dump", "out", "t-0"]) == 0
     assert capfd.readouterr().out.startswith("{")
