@@ -21,17 +21,43 @@ import numpy as np
 from filtering.marks import HighwaterMarks, select_rows
 from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
 from pushrep.errors import PushrepError
-from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.batch_marks import BatchMarks, MarksKey, RowCounts
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import KEEP_ALL, MarksStore
-from spark_jobs.marks_look import BATCHES_SHOWN, batch_of, marks_of
 from spark_jobs.marks_stores import NoSuchMarks, is_database, opened
 
+BATCHES_SHOWN = 20
+_UNKNOWN: dict[str, int | None] = dict.fromkeys(RowCounts._fields)
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _PAIR = re.compile(r"(?P<pid>-?[0-9]+):(?P<partition>[0-9]+)(=(?P<offset>-1|[0-9]+))?")
 IMPORTED = "imported"
 """The query to which a pair belongs that is imported into an empty store."""
+
+
+def batch_of(batch: BatchMarks) -> dict[str, Any]:
+    """A batch's number and counts."""
+    counts = _UNKNOWN if batch.counts is None else batch.counts._asdict()
+    return {"batch": batch.batch_id, "read": sum(one.end - one.start for one in batch.ranges), **counts}
+
+
+def marks_of(batch: BatchMarks) -> list[dict[str, Any]]:
+    """The marks of a batch, a pair each, sorted."""
+    return [
+        {
+            "topic": key.topic,
+            "startpoint_epoch": key.startpoint_epoch,
+            "pid": pid,
+            "partition": partition,
+            "offset": entry.offset,
+            "destination_partition": entry.destination_partition,
+            "advanced_ms": entry.advanced_ms,
+            "not_seen": min(entry.offset, marks.window) - int.from_bytes(entry.bitmap).bit_count(),
+            "window": marks.window,
+        }
+        for key, marks in sorted(batch.marks.items())
+        for (pid, partition), entry in marks.items()
+    ]
 
 
 class Pair(NamedTuple):

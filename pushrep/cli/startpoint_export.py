@@ -1,10 +1,9 @@
-"""`pushrep startpoint export`: prints pending startpoints as options of Spark's sources, for a query with a new
+"""`pushrep startpoint export`: prints pending startpoints as options of Spark's Kafka source, for a query with a new
 checkpoint.
 
---for kafka      the values of Spark's Kafka source, without asking a broker: an offset, -2 earliest, -1 latest; or
-                 startingOffsetsByTimestamp if every partition starts at a time. A number of records from the consumer's
-                 position needs a checkpoint of the consumer in the store, else it is refused.
---for pushrep    offsets: each startpoint is resolved by the logs in DIRECTORY
+No broker is asked: an offset, -2 earliest, -1 latest; or startingOffsetsByTimestamp if every partition starts at a
+time. A number of records from the consumer's position needs a checkpoint of the consumer in the store, else it is
+refused.
 """
 
 import json
@@ -15,19 +14,14 @@ import click
 
 from pushrep.cli.common import show_json
 from pushrep.cli.startpoint_options import partitions_of, store_of, with_store
-from pushrep.log import SegmentLog
-from pushrep.log.directory_files import log_at, shown_name
+from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import (
     Kind,
     OutOfRange,
     Reader,
     ReaderState,
-    Startpoint,
     StartpointRefused,
     State,
-    Unresolved,
-    facts_of,
-    resolve,
 )
 
 _EARLIEST, _LATEST = -2, -1
@@ -38,14 +32,6 @@ _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATE
 @with_store
 @click.argument("topic")
 @click.option("--consumer", required=True, help="The consumer whose startpoints are printed.")
-@click.option(
-    "--for",
-    "source",
-    type=click.Choice(["kafka", "pushrep"]),
-    default="kafka",
-    show_default=True,
-    help="The Spark source that will get the options.",
-)
 @click.option(
     "--partitions",
     type=click.IntRange(1),
@@ -64,7 +50,7 @@ _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATE
     help="Mark the exported startpoints as consumed, so that the consumer does not apply them.",
 )
 def export(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, store: str | None, topic: str, consumer: str, source: str, partitions: int | None, default: str,
+    directory: Path, store: str | None, topic: str, consumer: str, partitions: int | None, default: str,
     remove: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Print options for a Spark query with a new checkpoint: one JSON object, {option name: option value}.
@@ -85,11 +71,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
                 f"startpoint {found.sequence} failed at {shown_name(topic, n)}: {found.failure}; cancel it first"
             )
     stands_at = {n: opened.checkpoint(Reader(consumer, topic, n)).offset for n in numbers}
-    if source == "kafka":
-        options = kafka_words(topic, pending, stands_at, default)
-    else:
-        offsets = {n: _resolved(directory, topic, n, pending[n], stands_at[n], default) for n in numbers}
-        options = {"startingOffsets": _by_partition(topic, offsets)}
+    options = kafka_words(topic, pending, stands_at, default)
     if remove:
         for n, found in pending.items():
             if found is not None:
@@ -153,25 +135,6 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
             "and the store has none: set an offset instead"
         )
     return startpoint.value
-
-
-def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
-    directory: Path, topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str
-) -> int:
-    """The start offset, resolved by the log in `directory`. Raises StartpointRefused, NotALog."""
-    if found is not None and found.applied is not None:
-        return found.applied.offset
-    if found is None and checkpoint is not None:
-        return checkpoint
-    startpoint = found.written.startpoint if found is not None else None
-    if startpoint is None:
-        startpoint = Startpoint.earliest() if default == "earliest" else Startpoint.latest()
-    created_ms = found.written.created_ms if found is not None else 0
-    with SegmentLog.open_reader(log_at(directory, topic, n)) as reader:
-        answer = resolve(startpoint, facts_of(reader), created_ms=created_ms, position=checkpoint)
-    if isinstance(answer, Unresolved):
-        raise StartpointRefused(f"{shown_name(topic, n)}: {answer.why}")
-    return answer.offset
 
 
 def _by_partition(topic: str, values: Mapping[int, int]) -> str:

@@ -1,7 +1,7 @@
 """`pushrep startpoint repair`: lets the apply job read records again, and replace their rows in its table.
 
     look    read the sink's rows from the start on, by (topic, partition, offset); the logs; the consumer's position
-    show    print which rows are replaced, how many records are read again, which marks of the filter are lowered
+    show    print which rows are replaced and how many records are read again
     write   write a startpoint for each partition, all in one step; the command changes nothing else
 
 The apply job that follows the consumer's startpoints carries it out: spark_jobs/replacing.py.
@@ -9,7 +9,7 @@ The apply job that follows the consumer's startpoints carries it out: spark_jobs
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import click
 
 from filtering.errors import shown_partition
 from pushrep.cli.common import show_json, show_table
-from pushrep.cli.record_rows import carrier_of, metadata_of
 from pushrep.cli.startpoint_options import (
     parse_option,
     parse_ttl_s,
@@ -48,7 +47,6 @@ from pushrep.startpoints import (
 )
 from pushrep.status.table import count
 
-_PAIRS_SHOWN = 10
 _FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}
 _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
 
@@ -57,18 +55,10 @@ def _refused(where: str, why: str) -> StartpointRefused:
     return StartpointRefused(f"{where}: {why}. Nothing was written")
 
 
-class LoweredMark(NamedTuple):
-    """A (PID, source partition) whose records are read again, and its mark after the repair began; -1: no mark."""
-
-    pid: int
-    partition: int
-    mark: int
-
-
 class PartitionRepair(NamedTuple):
     """A repair of one partition: rows at log offsets [start, end) are replaced, [start, stood_at) is read again.
 
-    end: None for all rows from `start` on. rows, marks: None with --append-only, which does not read the sink.
+    end: None for all rows from `start` on. rows: None with --append-only, which does not read the sink.
     stood_at: the consumer's position, or the end of its rows if that is higher.
     """
 
@@ -79,7 +69,6 @@ class PartitionRepair(NamedTuple):
     start: int
     end: int | None
     rows: int | None
-    marks: Sequence[LoweredMark] | None
 
     @property
     def read_again(self) -> int:
@@ -94,8 +83,7 @@ class PartitionRepair(NamedTuple):
         return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end, append_only=self.rows is None)
 
     def as_dict(self) -> dict[str, Any]:
-        marks = None if self.marks is None else [one._asdict() for one in self.marks]
-        return {**self._asdict(), "rows_end": self.rows_end, "marks": marks, "read_again": self.read_again}
+        return {**self._asdict(), "rows_end": self.rows_end, "read_again": self.read_again}
 
 
 class _Place(NamedTuple):
@@ -130,13 +118,6 @@ class _Place(NamedTuple):
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="The format of --sink PATH.")
 @with_conf
 @click.option(
-    "--only-pid",
-    "only_pids",
-    type=click.IntRange(-(2**63), 2**63 - 1),
-    multiple=True,
-    help="As the job has it: the marks of other producers are not shown, since the job keeps none.",
-)
-@click.option(
     "--append-only", is_flag=True, help="Replace no rows: the job writes the new rows and keeps the old ones."
 )
 @click.option(
@@ -150,7 +131,7 @@ class _Place(NamedTuple):
 @with_json
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str | None,
-    table: str | None, sink_format: str, conf: tuple[str, ...], only_pids: tuple[int, ...], append_only: bool,  # noqa: FBT001
+    table: str | None, sink_format: str, conf: tuple[str, ...], append_only: bool,  # noqa: FBT001
     ttl: str, dry_run: bool, reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Let the apply job read records again from --from on, and replace their rows in its table.
@@ -180,7 +161,6 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         start,
         end,
         looked,
-        frozenset(only_pids),
         SYSTEM_CLOCK.wall_ms(),
     )
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
@@ -199,7 +179,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
             "shown as its position",
             err=True,
         )
-    _show(f"{consumer} at {name}: {look.words()}", name, parts, as_json=as_json)
+    _show(f"{consumer} at {name}: {look.words()}", parts, as_json=as_json)
     sequences = None
     if not dry_run:
         wanted = {part.partition: part.startpoint() for part in parts}
@@ -233,7 +213,6 @@ class _Look(NamedTuple):
     start: Startpoint
     end: Startpoint | None
     sink: Any
-    only_pids: frozenset[int]
     now_ms: int
 
     def words(self) -> str:
@@ -282,7 +261,6 @@ class _Look(NamedTuple):
             start=start,
             end=end,
             rows=None if self.sink is None else bisect_left(held, end) if end is not None else len(held),
-            marks=None if self.sink is None else self._marks(partition, held),
         )
 
     def _log(self, partition: int) -> LogReader:
@@ -310,27 +288,8 @@ class _Look(NamedTuple):
                 raise _refused(where, why + (", without --to" if end is not None else ""))
             return
 
-    def _marks(self, partition: int, held: Sequence[int]) -> list[LoweredMark]:
-        """For each (PID, source partition) with rows at these offsets, the mark just below the first of them. The marks
-        of other pairs do not change.
-        """
-        carrier = carrier_of(self.directory, self.topic)
-        lowest: dict[tuple[int, int], int] = {}
-        waiting = iter(held)
-        wanted = next(waiting, None)
-        with self._log(partition) as log:
-            for record in () if wanted is None else log.records(wanted, min(held[-1] + 1, log.log_end_offset)):
-                while wanted is not None and wanted < record.offset:
-                    wanted = next(waiting, None)
-                if record.offset != wanted or (metadata := metadata_of(record, carrier)) is None:
-                    continue
-                if not self.only_pids or metadata.pid in self.only_pids:
-                    pair = metadata.pid, metadata.partition
-                    lowest[pair] = min(metadata.offset, lowest.get(pair, metadata.offset))
-        return [LoweredMark(*pair, offset - 1) for pair, offset in sorted(lowest.items())]
 
-
-def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> None:
+def _show(title: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> None:
     if as_json:
         for part in parts:
             show_json(part.as_dict())
@@ -351,16 +310,3 @@ def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: 
             for part in parts
         ],
     )
-    lines = list(_mark_lines(topic, parts))
-    for line in lines[:_PAIRS_SHOWN]:
-        click.echo(line)
-    if len(lines) > _PAIRS_SHOWN:
-        click.echo(f"and {count(len(lines) - _PAIRS_SHOWN)} more marks; --json shows all")
-
-
-def _mark_lines(topic: str, parts: Sequence[PartitionRepair]) -> Iterator[str]:
-    for part in parts:
-        for pid, partition, mark in part.marks or ():
-            to = f"is lowered to {count(mark)}" if mark >= 0 else "is removed"
-            where = shown_name(topic, part.partition)
-            yield f"{where}: the mark of producer {pid}, source partition {partition} {to}"

@@ -21,7 +21,6 @@ New versions add fields and rename none. A field without a value is missing or n
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +33,7 @@ from uuid import UUID
 
 import click
 
-from pushrep.cli.common import show_json, whole_step
+from pushrep.cli.common import show_json
 from pushrep.cli.options import client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
@@ -60,54 +59,37 @@ _REACH_MS = 5_000
 _PARTITIONS_AT_ONCE = 1000
 _HELD = "held by a process that does not answer"
 _PARTLY = "this identity may not list every outbox there, so its problems are not known"
-_CLEAR = "\x1b[2J\x1b[H"
 
 
 @click.command(short_help="Show how far everything is, what is wrong.")
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option("--partitions", "with_partitions", is_flag=True, help="Show each partition of an outbox, too.")
-@click.option("--watch", is_flag=True, help="Show it again each second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one each second.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @tls_options
 def status(  # noqa: PLR0913 - the options
     places: tuple[str, ...], cert: Path | None, key: Path | None, ca: Path | None,
-    *, with_partitions: bool, watch: bool, as_json: bool,
+    *, with_partitions: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show outboxes, nodes and logs: offsets, how far replicas and Kafka topics are behind, and problems ("!").
 
     \b
       pushrep status outbox
-      pushrep status outbox copies 10.0.0.7:7400 --watch
+      pushrep status outbox copies 10.0.0.7:7400
       pushrep status workers --json --partitions
 
     Without an argument it shows the working directory. Exit code 0: no problem; 1: a problem; 3: a place can't be read
     or reached, or it does not tell this identity all.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     tls = client_tls(cert, key, ca)
-    found: list[dict[str, Any]] = []
-    try:
-        while True:
-            found = [one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)]
-            with whole_step():
-                _show(found, as_json=as_json, clear=watch and sys.stdout.isatty())
-            if not watch:
-                break
-            time.sleep(1)
-    except KeyboardInterrupt:
-        if not watch:
-            raise
+    found = [one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)]
+    if as_json:
+        show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
+    else:
+        click.echo("\n\n".join("\n".join(status_lines(one, width())) for one in found))
     if any(one["kind"] == "unknown" or one.get("why") == _PARTLY for one in found):
         click.get_current_context().exit(EXIT_UNKNOWN)
     if any(one["problems"] for one in found):
         click.get_current_context().exit(EXIT_PROBLEM)
-
-
-def _show(found: list[dict[str, Any]], *, as_json: bool, clear: bool) -> None:
-    if as_json:
-        show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
-    else:
-        texts = ["\n".join(status_lines(one, width())) for one in found]
-        click.echo((_CLEAR if clear else "") + "\n\n".join(texts))
 
 
 def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool = False) -> list[dict[str, Any]]:

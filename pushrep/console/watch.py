@@ -11,7 +11,7 @@ does not change.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +78,7 @@ class _Watched:
 class PlaceWatch:
     """Watches all outboxes and nodes in or below some directories, or at addresses. Thread-safe; `start`, then `stop`.
 
-    every_s: seconds between two readings of a place. on_news: called after each reading, in a thread of the watch.
+    every_s: seconds between two readings of a place.
     """
 
     def __init__(self, places: Iterable[str], tls: SSLContext | None = None, *, every_s: float = 2.0) -> None:
@@ -87,7 +87,6 @@ class PlaceWatch:
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="pushrep-console")
         self._thread = threading.Thread(target=self._run, name="pushrep-console-watch", daemon=True)
-        self.on_news: Callable[[], object] = lambda: None
         self.empty: Sequence[str] = ()
         """The given directories that hold nothing of pushrep yet."""
 
@@ -161,7 +160,6 @@ class PlaceWatch:
             ended_s = monotonic()
             one.due_s = ended_s + max(self._every_s, _REST * (ended_s - began_s))
             one.is_asked = False
-        self.on_news()
 
     def _read(self, name: str, one: _Watched, *, with_partitions: bool = False) -> Reading:
         found = look_at(one.place, self._tls, with_partitions=with_partitions)[0]

@@ -1,19 +1,17 @@
 """The HTTP application: a route for each page, the check and the headers around each, and a server in its own thread.
 
-    request ─▶ Guard: own Host? password? ─▶ route ─▶ status, records or marks are read ─▶ template
+    request ─▶ Guard: own Host? password? ─▶ route ─▶ status or records are read ─▶ template
 
-Pages change nothing, and are complete without JavaScript. With it, `/live` sends an event after each change, and the
-script fetches the page again.
+Pages change nothing, and are complete without JavaScript. With it, the script fetches the page again every two seconds.
 """
 
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,15 +53,12 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages are confidential
-_KEEP_ALIVE_S = 15.0
 _STOP_S = 10.0
 _WRONG_S = 1.0
 _WRONG_MAX = 16
 _STARTPOINTS_SHOWN = 200
 _MINUTES_FROM_S = 100  # a shorter time is said in seconds
-MARKS_GROUP = "pushrep.marks_looks"
 
 
 class Guard:
@@ -104,8 +99,8 @@ class Guard:
 class Pages:
     """The handlers of all routes."""
 
-    def __init__(self, watch: PlaceWatch, news: "News", settings: "ConsoleSettings") -> None:
-        self._watch, self._news, self._settings = watch, news, settings
+    def __init__(self, watch: PlaceWatch, settings: "ConsoleSettings") -> None:
+        self._watch, self._settings = watch, settings
         self._templates = environment()
 
     def routes(self) -> list[Route | Mount]:
@@ -116,8 +111,6 @@ class Pages:
             Route("/outbox/{name}/records", self.records),
             Route("/outbox/{name}/startpoints", self.startpoints),
             Route("/node/{name}", self.node),
-            Route("/filter", self.filters),
-            Route("/live", self.live),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
@@ -177,15 +170,6 @@ class Pages:
                 history=history[:_STARTPOINTS_SHOWN], why=why, store=store.place, title=f"Startpoints of {row.name}",
             )  # fmt: skip
 
-    def filters(self, request: Request) -> Response:
-        """The present marks of each query of `--marks`."""
-        looks = [look_at_marks(place) for place in self._settings.marks]
-        return self._shown(request, "filter.html", looks=looks, at_ms=SYSTEM_CLOCK.wall_ms(), title="Filters")
-
-    def live(self, request: Request) -> Response:
-        """Server-sent events: `news` after a change, and a comment every 15 s to keep the connection alive."""
-        return StreamingResponse(self._news.stream(request.is_disconnected), media_type="text/event-stream")
-
     def error(self, request: Request, error: Exception) -> Response:
         """The page of an HTTPException: an unknown path, or a place that is not there."""
         assert isinstance(error, HTTPException)
@@ -216,61 +200,16 @@ class Pages:
         return HTMLResponse(text, status_code, {"Cache-Control": _NO_STORE})
 
 
-class News:
-    """Notifies each open page of changes, at most once in `every_s`."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._number = 0
-        self._stopping = threading.Event()
-
-    def notify(self) -> None:
-        """Note a change. May be called from any thread."""
-        self._number += 1
-
-    def stop(self) -> None:
-        """End all streams."""
-        self._stopping.set()
-
-    async def stream(self, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
-        """Yield events until the browser disconnects, or `stop`."""
-        sent, silent_s = self._number, 0.0
-        yield f"retry: 2000\n\nevent: hello\ndata: {sent}\n\n"
-        while not self._stopping.is_set() and not await is_gone():
-            await asyncio.sleep(min(0.2, self._every_s))
-            silent_s += min(0.2, self._every_s)
-            if self._number != sent and silent_s >= self._every_s:
-                sent, silent_s = self._number, 0.0
-                yield f"event: news\ndata: {sent}\n\n"
-            elif silent_s >= _KEEP_ALIVE_S:
-                silent_s = 0.0
-                yield ": nothing new\n\n"
-
-
-def look_at_marks(place: str) -> Mapping[str, Any]:
-    """The marks of a query, by what its job has as `--marks`. The result has `why` if they can't be read.
-
-    spark_jobs reads them; this package may not import it, and finds it by its entry point.
-    """
-    for entry in entry_points(group=MARKS_GROUP):
-        found: Mapping[str, Any] = entry.load()(place)
-        return found
-    return {"place": place, "why": f"this installation has no entry point in {MARKS_GROUP}: install pushrep again"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
     """The settings of a console.
 
-    access: its address, and who may read it. every_s: the least time between two events of a page, in seconds.
-    startpoints: the store of all outboxes; None: each outbox has its own. marks: places of queries, see
-    look_at_marks. certificate: the files of a certificate and its key, for HTTPS.
+    access: its address, and who may read it. startpoints: the store of all outboxes; None: each outbox has its own.
+    certificate: the files of a certificate and its key, for HTTPS.
     """
 
     access: ConsoleAccess
-    every_s: float = 2.0
     startpoints: StartpointStore | None = None
-    marks: Sequence[str] = ()
     certificate: tuple[Path, Path] | None = None
 
 
@@ -280,10 +219,10 @@ class ConsoleServer:
     """
 
     def __init__(self, watch: PlaceWatch, settings: ConsoleSettings) -> None:
-        self._watch, self._news = watch, News(settings.every_s)
+        self._watch = watch
         cert, key = settings.certificate or (None, None)
         config = uvicorn.Config(
-            application(watch, self._news, settings),
+            application(watch, settings),
             loop="asyncio",
             http="h11",
             ws="none",
@@ -305,7 +244,6 @@ class ConsoleServer:
         self.address = Address(host, port)
         """The address that the server listens on."""
         self.url = f"http{'' if cert is None else 's'}://{self.address}"
-        watch.on_news = self._news.notify
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="pushrep-console-http")
         watch.start()
@@ -321,7 +259,6 @@ class ConsoleServer:
 
     def stop(self) -> None:
         """Stop the server and the watch. When this returns, no request is answered any more."""
-        self._news.stop()
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._watch.stop()
@@ -337,9 +274,9 @@ class ConsoleServer:
         self.stop()
 
 
-def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> ASGIApp:
+def application(watch: PlaceWatch, settings: ConsoleSettings) -> ASGIApp:
     """The ASGI application, inside of its guard."""
-    shown = Pages(watch, news, settings)
+    shown = Pages(watch, settings)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
     return Guard(found, settings.access)
 
@@ -380,7 +317,6 @@ def environment() -> jinja2.Environment:
     words: Mapping[str, Any] = {
         "calc": pages,
         "drawing": drawing,
-        "pages": _PAGES,
         "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},
     }

@@ -66,7 +66,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         "kafka_away": ProblemKind(
             Blocks.SHIPPING,
             "Check whether the brokers answer; records wait in the outbox.",
-            "pushrep status {at} --watch",
+            "pushrep status {at}",
         ),
         # of a partition, for example because the topic refuses a record
         "shipping_stopped": ProblemKind(
@@ -86,7 +86,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         "replica_away": ProblemKind(
             Blocks.REPLICATION,
             "Check the node's log lines, and whether its address answers.",
-            "pushrep status {at} --watch",
+            "pushrep status {at}",
         ),
         # a replay that is behind, receives nothing, and holds back segments
         "replay_stalled": ProblemKind(

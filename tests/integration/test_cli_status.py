@@ -2,9 +2,6 @@
 
 import json
 import os
-import pty
-import signal
-import subprocess
 import sys
 from uuid import UUID
 
@@ -186,40 +183,14 @@ def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):
     assert words(found) == ["not_answering"]
 
 
-def test_the_command_tells_a_service_of_another_process_and_watches_it(tmp_path):
+def test_the_command_tells_a_service_of_another_process(tmp_path):
     with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
-        words = ("status", tmp_path / "o", "--watch", "--json")
-        with PythonProgram("-m", "pushrep.cli.main", *words, has_errors=True) as watch:
-            try:
-                assert json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0
-                outbox.append(0, b"a").result(WAIT_S)
-                while json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0:
-                    pass
-            finally:
-                watch.send_signal(signal.SIGINT)
-            rest, errors = watch.stdout.read(), watch.stderr.read()
-    assert (watch.returncode, errors) == (0, "")
-    assert all(json.loads(line) for line in rest.splitlines()), "no half line"
-
-
-def test_watch_at_a_terminal_clears_it_before_each_look(tmp_path):
-    ours, theirs = pty.openpty()
-    with Outbox.open(tmp_path / "o", "orders", 1, "billing") as outbox:
-        command = (sys.executable, "-m", "pushrep.cli.main", "status", str(outbox.directory), "--watch")
-        watch = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"})
-        os.close(theirs)
-        try:
-            seen = b""
-            while seen.count(b"\x1b[2J") < 2:
-                seen += os.read(ours, 4096)
-            watch.send_signal(signal.SIGINT)
-            _, errors = watch.communicate(timeout=WAIT_S)
-        finally:
-            watch.kill()
-            watch.wait()
-            os.close(ours)
-    assert (watch.returncode, errors) == (0, b"")
-    assert b"producer billing" in seen
+        outbox.append(0, b"a").result(WAIT_S)
+        words = ("status", tmp_path / "o", "--json")
+        with PythonProgram("-m", "pushrep.cli.main", *words, has_errors=True) as program:
+            said, errors = program.stdout.read(), program.stderr.read()
+    assert (program.returncode, errors) == (0, "")
+    assert json.loads(said)["places"][0]["log_end_offsets"] == 1
 
 
 def test_a_narrow_terminal_folds_lag_says_its_unit_and_a_problem_its_address_once(world, capfd, monkeypatch):

@@ -85,7 +85,7 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sink, store):
+def test_the_preview_tells_rows_and_records_and_writes_nothing(repair, sink, store):
     words = ("--from", "2013-07-04T12:25", "--to", "2013-07-04T12:45", *sink, "--dry-run")
     code, said, _ = repair(*words, "--json")
     assert code == 0
@@ -94,22 +94,12 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
         (0, 25, 45, 60, 15, 35),
         (1, 25, 45, 60, 15, 35),
     ], "rows 25 to 39 stand; 40 to 44 were replays"
-    assert [p["marks"] for p in parts] == [[{"pid": PID, "partition": n, "mark": 24}] for n in range(2)]
     assert last == {"sequences": None, "dry_run": True}
     code, said, _ = repair(*words)
     assert code == 0
     assert "[25, 45)" in said
-    assert f"orders-0: the mark of producer {PID}, source partition 0 is lowered to 24" in said
     assert "nothing was written" in said
     assert store.history() == []
-
-
-def test_the_preview_shows_the_marks_that_the_job_keeps(repair, sink):
-    """A job with --only-pid has no marks of other producers."""
-    for pids, shown in (([PID + 1], 0), ([PID + 1, PID], 1)):
-        words = [word for pid in pids for word in ("--only-pid", pid)]
-        code, said, _ = repair("--from", "25", *sink, "--dry-run", *words)
-        assert (code, said.count(f"producer {PID}, source partition")) == (0, 2 * shown), said
 
 
 def test_a_consumer_that_the_store_does_not_know_is_named_on_standard_error(repair, sink, out, capsys):
@@ -202,7 +192,7 @@ def test_append_only_is_told_with_the_startpoint_and_shows_what_the_store_knows(
     code, said, _ = repair("--from", "25", "--append-only", "--json")
     assert {one.startpoint for one in store.history()} == {Startpoint.specific(25, reset_marks=True, append_only=True)}
     *parts, last = lines(said)
-    assert (code, [(p["rows"], p["marks"], p["read_again"]) for p in parts]) == (0, [(None, None, 35)] * 2)
+    assert (code, [(p["rows"], p["read_again"]) for p in parts]) == (0, [(None, 35)] * 2)
     assert last["sequences"] == {"0": 1, "1": 2}
 
 

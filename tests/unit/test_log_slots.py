@@ -190,6 +190,6 @@ def test_a_consumer_reads_all_slots_and_a_startpoint_moves_one(workers, run):
     run("startpoint", "set", workers, "orders", "--consumer", "others", "--to", "4", "--reason", "all of them")
     with ReplayClient(workers) as client, client.subscribe("orders", consumer="others") as consumer:
         assert poll_all(consumer) == {name: values[4:] for name, values in VALUES.items()}
-    options = json.loads(run("startpoint", "export", workers, "orders", "--consumer", "others", "--for", "pushrep"))
+    options = json.loads(run("startpoint", "export", workers, "orders", "--consumer", "others"))
     offsets = json.loads(options["startingOffsets"])["orders"]
     assert {shown_partition(int(number)) for number in offsets} == {"slot-0/0", "slot-0/1", "slot-7/0", "slot-7/1"}

@@ -1,4 +1,4 @@
-// Fetches the page again after each `news` event, and copies commands. Without it pages are complete, but do not update.
+// Fetches the page again every two seconds, and copies commands. Without it pages are complete, but do not update.
 "use strict";
 
 const root = document.documentElement;
@@ -49,14 +49,13 @@ async function refresh() {
 }
 
 if (document.getElementById("live")) {
-  const events = new EventSource(`${location.origin}/live`);
   let isBusy = false;
-  events.addEventListener("news", async () => {
+  const look = async () => {
     if (isBusy || document.hidden) return;
     isBusy = true;
     await refresh();
     isBusy = false;
-  });
-  events.onerror = () => root.classList.add("is-stale");
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+  };
+  setInterval(look, 2000);
+  document.addEventListener("visibilitychange", look);
 }
