@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import show_json
-from pushrep.cli.log_names import any_log_argument, log_path
+from pushrep.cli.options import any_log_argument, log_path
 from pushrep.cli.record_rows import field
 from pushrep.log.dump import (
     OFFSET_LIMIT,

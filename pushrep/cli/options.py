@@ -1,5 +1,6 @@
-"""Options that commands share.
+"""Arguments and options that commands share.
 
+`DIRECTORY LOG`               names logs: LOG is `orders-0`, `slot-3/orders-0`, or `orders` for all of a topic
 `--log NAME=VALUE`            any setting of a log (LogConfig)
 `--replay NAME=VALUE`         any setting of the replays that a node serves (ReplaySettings)
 `--no-copy-check`             do not check whether the directory is a copy of another
@@ -19,6 +20,8 @@ from pushrep.cli.common import parse_time_ms
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
+from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_name
+from pushrep.log.inspection import is_log, logs_at
 from pushrep.outbox import OutboxIdentity
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.certificates import mutual_tls
@@ -28,6 +31,11 @@ from pushrep.settings import did_you_mean, settings_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Made = TypeVar("_Made")
+_SHOWN = 10
+
+directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+log_argument = click.argument("name", metavar="LOG")
+any_log_argument = click.argument("name", metavar="[LOG]", required=False)
 
 
 def log_options(command: _Command, **defaults: object) -> _Command:
@@ -149,3 +157,40 @@ def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
     if state is None or state.grant is None:
         return [address for _, address in stored.replicas]
     return [one.address for one in state.grant.members if one.index != state.member and one.address]
+
+
+def named_logs(directory: Path, name: str) -> list[tuple[str, int]]:
+    """Topic and number of each log that `name` means. Raises ClickException, NotALogDirectory."""
+    _refuse_log(directory)
+    logs = readable_logs(directory)
+    chosen = [log for log in logs if log[0] == name] or [log for log in logs if is_named(log, name)]
+    if not chosen:
+        raise click.ClickException(f"{directory} has no log {name}; it has {_listed(logs) or 'none'}")
+    return chosen
+
+
+def log_paths(directory: Path, name: str | None) -> list[Path]:
+    """The paths of these logs; without a name, of all. Raises ClickException, NotALog, NotALogDirectory."""
+    _refuse_log(directory)
+    return logs_at(directory) if name is None else [log_at(directory, *log) for log in named_logs(directory, name)]
+
+
+def log_path(directory: Path, name: str) -> Path:
+    """The path of one log. Raises as `log_paths`."""
+    chosen = named_logs(directory, name)
+    if len(chosen) > 1:
+        raise click.ClickException(f"{name} names {len(chosen)} logs: give one of {_listed(chosen)}")
+    return log_at(directory, *chosen[0])
+
+
+def _refuse_log(directory: Path) -> None:
+    if is_log(directory):
+        parent = directory.parent if directory.name else directory.absolute().parent
+        raise click.ClickException(
+            f"{directory} is one log: give its directory and its name, {parent} {directory.name}"
+        )
+
+
+def _listed(logs: list[tuple[str, int]]) -> str:
+    more = f", and {len(logs) - _SHOWN} more" if len(logs) > _SHOWN else ""
+    return ", ".join(shown_name(*log) for log in logs[:_SHOWN]) + more

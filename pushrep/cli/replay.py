@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from pushrep.cli.common import show_table, whole_step
-from pushrep.cli.log_names import named_logs
-from pushrep.cli.options import client_tls, time_ms_of, tls_options
+from pushrep.cli.options import client_tls, named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
 from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name

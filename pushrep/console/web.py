@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pushrep.cli.record_rows import time_text
 from pushrep.cli.startpoint import line_of, states_of
 from pushrep.cli.startpoint_options import place_text
-from pushrep.console import drawing, pages
+from pushrep.console import pages
 from pushrep.console.access import Admission, ConsoleAccess
 from pushrep.console.pages import Severity
 from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, records_page
@@ -316,7 +316,6 @@ def environment() -> jinja2.Environment:
     found.filters |= {"count": _count, "size": size, "rate": _rate, "span": _span, "clock": _clock, "time": time_text}
     words: Mapping[str, Any] = {
         "calc": pages,
-        "drawing": drawing,
         "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},
     }
