@@ -18,7 +18,7 @@ import click
 
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep.cli.common import show_json
-from pushrep.cli.options import addresses_of, client_tls, copy_check_option, log_options, tls_options
+from pushrep.cli.options import addresses_of, copy_check_option, log_options, tls_options
 from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
@@ -26,6 +26,7 @@ from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, OutboxConfig, RecordRefused, read_identity
 from pushrep.outbox.errors import MetadataGap
 from pushrep.records import HEADER_BYTES
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import many
 
@@ -147,7 +148,7 @@ class Appender:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")
 def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, file: Path, partitions: int | None, producer: str | None, source: str | None,
-    durability: str, replicas: tuple[str, ...], acks: str | None, cert: Path | None, key: Path | None, ca: Path | None,
+    durability: str, replicas: tuple[str, ...], acks: str | None, tls: MutualTls | None,
     log_config: LogConfig, accept_loss: bool, copy_check: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Append the lines of FILE (-: standard input) to the log of TOPIC in DIRECTORY, which is made if it is missing.
@@ -180,7 +181,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         replicas=replicas or addresses_of(directory, stored), acks=None if acks is None else Acks[acks.upper()],
         config=OutboxConfig(
             accept_loss=accept_loss, copy_check=copy_check, log_config=log_config,
-            push=PushSettings(tls=client_tls(cert, key, ca)),
+            push=PushSettings(tls=tls),
         ),
     ) as outbox:  # fmt: skip
         appender = Appender(outbox, name)

@@ -8,11 +8,10 @@
 `--cert`, `--key`, `--ca`     mutual TLS for connections to replicas: all three or none
 """
 
-import ssl
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -27,6 +26,8 @@ from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.certificates import mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
+from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.sockets import Address
 from pushrep.settings import did_you_mean, settings_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -117,33 +118,53 @@ def time_ms_of(option: str, text: str, others: str = "an offset") -> int:
         raise click.BadParameter(why, param_hint=option) from error
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 PEM = click.Path(path_type=Path, dir_okay=False)
 
 
-def tls_options(command: F) -> F:
-    """--cert, --key and --ca for connections to replicas."""
+class _AddressType(click.ParamType[Address]):
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        if isinstance(value, Address):
+            return value
+        try:
+            return Address.parse(value)
+        except BadArgument as error:
+            self.fail(error.why, param, ctx)
+
+
+ADDRESS = _AddressType()
+
+
+def tls_options(command: _Command) -> _Command:
+    """Add --cert, --key and --ca for connections to replicas; the function gets `tls`: their context, None without."""
+
+    @wraps(command)
+    def with_tls(*args: Any, cert: Path | None, key: Path | None, ca: Path | None, **kwargs: Any) -> Any:
+        files = pem_files(cert, key, ca)
+        try:
+            tls = None if files is None else mutual_tls(**files._asdict())
+        except BadArgument as error:
+            raise click.UsageError(str(error)) from error
+        return command(*args, tls=tls, **kwargs)
+
+    found: Any = with_tls
     for option, help_ in (
         ("--ca", "A PEM file: the CA that signed the replicas' certificates."),
         ("--key", "A PEM file: the private key of --cert."),
         ("--cert", "A PEM file: the client certificate for replicas with mutual TLS. Needs --key and --ca."),
     ):
-        command = click.option(option, type=PEM, help=help_)(command)
-    return command
+        found = click.option(option, type=PEM, help=help_)(found)
+    return cast("_Command", found)
 
 
-def client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
-    """The client's TLS context; None if none of the three is given. Raises UsageError if only some are given, or if a
-    file can't be used.
-    """
+def pem_files(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:
+    """The files of mutual TLS; None if none is given. Raises UsageError if only some are given."""
     if cert is None and key is None and ca is None:
         return None
     if cert is None or key is None or ca is None:
         raise click.UsageError("give --cert, --key and --ca, all three or none")
-    try:
-        return mutual_tls(cert=cert, key=key, ca=ca)
-    except BadArgument as error:
-        raise click.UsageError(str(error)) from error
+    return CertificateFiles(cert, key, ca)
 
 
 def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:

@@ -28,7 +28,7 @@ import click
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.append import numbered_lines
 from pushrep.cli.common import log_at_least, parse_duration_s, show_json
-from pushrep.cli.options import client_properties_option, client_tls, log_options, tls_options
+from pushrep.cli.options import client_properties_option, log_options, tls_options
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
@@ -50,6 +50,7 @@ from pushrep.outbox.destinations import repartition, skip_all, skip_record
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import time_text
 
@@ -105,7 +106,7 @@ _AGAIN_S = 0.05
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, partitions: int | None, producer: str,
     takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
-    health: str | None, cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig,
+    health: str | None, tls: MutualTls | None, log_config: LogConfig,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Stand by for an outbox, and run COMMAND while this instance leads: each line that COMMAND prints is appended.
@@ -123,11 +124,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
-    files = [None if path is None else str(path) for path in (cert, key, ca)]
-    probed = None if health is None else HealthSettings(listen=health, cert=files[0], key=files[1], ca=files[2])
+    cert, key, ca = (None, None, None) if tls is None else map(str, tls.files)
+    probed = None if health is None else HealthSettings(listen=health, cert=cert, key=key, ca=ca)
     settings = OutboxConfig(
         takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms, log_config=log_config,
-        push=PushSettings(tls=client_tls(cert, key, ca)),
+        push=PushSettings(tls=tls),
     )  # fmt: skip
     log_at_least(logging.INFO)
     stop = threading.Event()
@@ -422,7 +423,7 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_JSON
 def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     data: Path, members: str, topic: str, partitions: int, carrier: str, min_insync: int | None,
-    another: bool, cert: Path | None, key: Path | None, ca: Path | None, as_json: bool,  # noqa: FBT001 - click's
+    another: bool, tls: MutualTls | None, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Create an outbox whose service runs on every member: one instance leads, the others stand by (Outbox.stand_by).
 
@@ -435,10 +436,16 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - imports the wire protocol; no other command does
 
-    push = PushSettings(tls=client_tls(cert, key, ca))
     listed = [one.strip() for one in members.split(",")]
     made = create_outbox(
-        data, listed, topic, partitions, carrier=carrier, min_insync_replicas=min_insync, another=another, push=push
+        data,
+        listed,
+        topic,
+        partitions,
+        carrier=carrier,
+        min_insync_replicas=min_insync,
+        another=another,
+        push=PushSettings(tls=tls),
     )
     if as_json:
         addresses = [one.address for one in made.members]

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.options import client_tls, tls_options
+from pushrep.cli.options import tls_options
 from pushrep.election.candidate import LEADER_ALIVE_MS
 from pushrep.election.errors import TooFewMembers, label
 from pushrep.outbox.promotion import Promotion, promote
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 
 
@@ -56,9 +57,7 @@ from pushrep.replicate.settings import PushSettings
 def promote_command(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     timeout_s: float,
-    cert: Path | None,
-    key: Path | None,
-    ca: Path | None,
+    tls: MutualTls | None,
     lost: tuple[int, ...],
     new: tuple[str, ...],
     leader_alive_ms: int,
@@ -84,7 +83,6 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     then the outbox continues with acks ALL (docs/replication.md). Records that other members hold beyond this replica
     are kept aside in their directories when they connect to the new leader, and they get its records.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    push = PushSettings(tls=client_tls(cert, key, ca))
     try:
         done = promote(
             directory,
@@ -94,7 +92,7 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             new=new,
             depose=depose,
             leader_alive_ms=leader_alive_ms,
-            push=push,
+            push=PushSettings(tls=tls),
             timeout_s=timeout_s,
         )
     except TooFewMembers as error:

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import click
 
 from pushrep.cli.common import show_table, whole_step
-from pushrep.cli.options import client_tls, named_logs, time_ms_of, tls_options
+from pushrep.cli.options import named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
 from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name
@@ -32,23 +32,16 @@ from pushrep.replay import (
     ReplayRefused,
     ReplayRequest,
 )
+from pushrep.replicate.certificates import MutualTls
 from pushrep.wire.error_codes import ErrorCode
 
 _LATEST_RECORDS = 10
 _TABLE_ROWS = 20
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def node_options(command: F) -> F:
-    """Add --cert, --key and --ca to a command. Its function gets `node`: a NodeAccess, None without these options."""
-
-    @wraps(command)
-    def with_node(*args: Any, cert: Path | None, key: Path | None, ca: Path | None, **kwargs: Any) -> Any:
-        context = client_tls(cert, key, ca)
-        return command(*args, node=None if context is None else NodeAccess(tls=context), **kwargs)
-
-    return tls_options(with_node)  # type: ignore[return-value]  # the same command, as click sees it
+def client_of(where: str, tls: MutualTls | None) -> ReplayClient:
+    """The client of a directory or a node. Raises BadArgument."""
+    return ReplayClient(where, node=None if tls is None else NodeAccess(tls=tls))
 
 
 def recording_of(text: str) -> int | str:
@@ -130,10 +123,10 @@ class Until(NamedTuple):
     "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "table"]),
     help="json: one object a line. raw: the values alone, one a line.",
 )  # fmt: skip
-@node_options
+@tls_options
 def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     where: str, recording: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
-    bound: str, format_: str, node: NodeAccess | None,
+    bound: str, format_: str, tls: MutualTls | None,
 ) -> None:  # fmt: skip
     """Replay LOG, orders-0 say, from DIRECTORY, where a writer may be running, or from the node at ADDRESS (host:port).
 
@@ -167,7 +160,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise click.UsageError("--follow needs --format json or raw: a table is printed at the end")
     rows: list[tuple[str, ...]] = []
 
-    with ReplayClient(where, node=node) as client:
+    with client_of(where, tls) as client:
         for name in names:
             topic, partition = log_of(client, name)
             carrier = carrier_of(log_at(where, topic, partition).parent, topic)

@@ -3,8 +3,10 @@
 import click
 
 from pushrep.cli.common import show_json, show_table
-from pushrep.cli.replay import node_options, recording_of
-from pushrep.replay import NodeAccess, RecordingInfo, ReplayClient
+from pushrep.cli.options import tls_options
+from pushrep.cli.replay import client_of, recording_of
+from pushrep.replay import RecordingInfo
+from pushrep.replicate.certificates import MutualTls
 from pushrep.status.table import count
 
 
@@ -16,12 +18,12 @@ def recording() -> None:
 @recording.command("list", short_help="List the recordings of a node.")
 @click.argument("where", metavar="ADDRESS|DIRECTORY")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a recording.")
-@node_options
-def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: FBT001 - click's
+@tls_options
+def list_(where: str, as_json: bool, tls: MutualTls | None) -> None:  # noqa: FBT001 - click's
     """List the recordings of the node at ADDRESS, or in DIRECTORY: id, log, offsets, outbox. State live: it has a
     writer.
     """
-    with ReplayClient(where, node=node) as client:
+    with client_of(where, tls) as client:
         found = client.recordings()
     if as_json:
         for one in found:
@@ -39,10 +41,10 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
     required=True,
     help="The new leader epoch; it has to be higher than every epoch in the log.",
 )
-@node_options
-def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) -> None:
+@tls_options
+def extend(address: str, name: str, leader_epoch: int, tls: MutualTls | None) -> None:
     """Let a stopped recording continue at its end, under a higher leader epoch."""
-    with ReplayClient(address, node=node) as client:
+    with client_of(address, tls) as client:
         end = client.extend(recording_of(name), leader_epoch)
     click.echo(f"{name} continues at offset {end}, under leader epoch {leader_epoch}")
 
@@ -58,13 +60,13 @@ def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) 
     help="Cut at the start of the batch that holds this offset: this batch and all after it are removed.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@node_options
-def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
+@tls_options
+def truncate(address: str, name: str, offset: int, yes: bool, tls: MutualTls | None) -> None:  # noqa: FBT001
     """Cut a recording at the batch that holds an offset. Replays that read above it are ended first. Refused while a
     leader writes the recording.
     """
     _confirm(yes, f"Cut {name} at offset {offset}?")
-    with ReplayClient(address, node=node) as client:
+    with client_of(address, tls) as client:
         end = client.truncate(recording_of(name), offset)
     click.echo(f"{name} ends at offset {end}")
 
@@ -80,11 +82,11 @@ def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess |
     help="Remove the segments that lie wholly below this offset.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@node_options
-def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
+@tls_options
+def purge(address: str, name: str, offset: int, yes: bool, tls: MutualTls | None) -> None:  # noqa: FBT001
     """Remove the whole segments of a recording below an offset, up to its leader's log start at most."""
     _confirm(yes, f"Remove the segments of {name} below offset {offset}?")
-    with ReplayClient(address, node=node) as client:
+    with client_of(address, tls) as client:
         start = client.purge(recording_of(name), offset)
     click.echo(f"{name} begins at offset {start}")
 
@@ -94,11 +96,11 @@ def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | No
 @click.argument("name", metavar="LOG|ID")
 @click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@node_options
-def delete(address: str, name: str, force: bool, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
+@tls_options
+def delete(address: str, name: str, force: bool, yes: bool, tls: MutualTls | None) -> None:  # noqa: FBT001
     """Delete a recording and its files. Its id is never used again."""
     _confirm(yes, f"Delete {name} and its files?")
-    with ReplayClient(address, node=node) as client:
+    with client_of(address, tls) as client:
         freed = client.delete(recording_of(name), force=force).wait()
     click.echo(f"{name} is deleted, {freed:,} bytes were freed")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.options import copy_check_option, node_log_options, replay_options
+from pushrep.cli.options import ADDRESS, PEM, copy_check_option, node_log_options, pem_files, replay_options
 from pushrep.cli.replica_members import add, adopt_command, moved_command, remove
 from pushrep.cli.replica_members import replace as replace_command
 from pushrep.errors import BadArgument
@@ -40,26 +40,11 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
         yield f", metrics at {server.url}/metrics"
 
 
-_PATH = click.Path(path_type=Path, dir_okay=False)
-
-
-def address_option(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
-    """The callback of an option whose value is HOST:PORT."""
-    try:
-        return Address.parse(text)
-    except BadArgument as error:
-        raise click.BadParameter(error.why) from error
-
-
-def _optional_address(context: click.Context, parameter: click.Parameter, text: str | None) -> Address | None:
-    return None if text is None else address_option(context, parameter, text)
-
-
 @click.command(short_help="Keep copies of other services' logs.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--listen",
-    callback=address_option,
+    type=ADDRESS,
     metavar="HOST:PORT",
     default="127.0.0.1:7400",
     show_default=True,
@@ -77,15 +62,15 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
 )
 @click.option(
     "--allow-file",
-    type=_PATH,
+    type=PEM,
     help="A file with more rules of --allow, one a line. It is read again when it changes, and on SIGHUP.",
 )
 @click.option(
     "--flush", is_flag=True, help="Fsync before each answer.  [default: only if the leader's request asks for it]"
 )
-@click.option("--cert", type=_PATH, help="A PEM file: this node's certificate for mutual TLS. Needs --key and --ca.")
-@click.option("--key", type=_PATH, help="A PEM file: the private key of --cert.")
-@click.option("--ca", type=_PATH, help="A PEM file: the CA that signed the certificates of leaders and clients.")
+@click.option("--cert", type=PEM, help="A PEM file: this node's certificate for mutual TLS. Needs --key and --ca.")
+@click.option("--key", type=PEM, help="A PEM file: the private key of --cert.")
+@click.option("--ca", type=PEM, help="A PEM file: the CA that signed the certificates of leaders and clients.")
 @click.option(
     "--plain",
     is_flag=True,
@@ -101,7 +86,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
 )
 @click.option(
     "--metrics",
-    callback=_optional_address,
+    type=ADDRESS,
     metavar="HOST:PORT",
     help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS; /metrics then needs a client "
     "certificate signed by --ca.  [default: serve nothing]",
@@ -137,13 +122,15 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     the same as in the leader's log: the commands of `pushrep log`, and `pushrep replay`, work there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     AUDIT.setLevel(logging.INFO)
-    files = _certificates(cert, key, ca)
+    files = pem_files(cert, key, ca)
     for address in (listen, metrics):
         if address is not None and not address.is_loopback and files is None and not plain:
             raise click.UsageError(
                 f"other machines reach {address}: give --cert, --key and --ca, or --plain to listen without TLS"
             )
     try:
+        if files is not None:
+            files.context()  # a file that can't be used is wrong usage
         settings = NodeSettings(
             address=listen,
             allow=frozenset(allow),
@@ -191,23 +178,6 @@ def stop_session(directory: Path, session: str) -> None:
         ) from error
     is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
     click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'is not running'}")
-
-
-def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:
-    """The files of mutual TLS; None if none is given. Raises UsageError if only some are given, or one can't be
-    used.
-    """
-    given = [path for path in (cert, key, ca) if path is not None]
-    if not given:
-        return None
-    if cert is None or key is None or ca is None:
-        raise click.UsageError("give --cert, --key and --ca, all three or none")
-    files = CertificateFiles(cert, key, ca)
-    try:
-        files.context()
-    except BadArgument as error:
-        raise click.UsageError(str(error)) from error
-    return files
 
 
 @click.group()

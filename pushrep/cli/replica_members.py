@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import click
 
 from pushrep.cli.common import show_json
-from pushrep.cli.options import F, addresses_of, client_tls, tls_options
+from pushrep.cli.options import ADDRESS, addresses_of, tls_options
 from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.directory_handover import adopt, moved
 from pushrep.outbox.identity import identity_in
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status.table import count
@@ -39,7 +39,7 @@ _LEAST = click.option(
 Step: TypeAlias = Callable[[], dict[str, Any]]
 
 
-def _change_options(command: F) -> F:
+def _change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --timeout, --cert, --key, --ca and --json, the options of each change of members."""
     timeout = click.option(
         "--timeout",
@@ -52,22 +52,14 @@ def _change_options(command: F) -> F:
     return timeout(tls_options(as_json(command)))
 
 
-class _AddressType(click.ParamType[str]):
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return str(Address.parse(value))
-        except BadArgument as error:
-            self.fail(error.why, param, ctx)
-
-
 @click.command(short_help="Add a node to the members of an outbox.")
 @_DIRECTORY
-@click.argument("address", type=_AddressType())
+@click.argument("address", type=ADDRESS)
 @_LEAST
 @_change_options
-def add(directory: Path, address: str, least: int | None, timeout: float, *, as_json: bool, **tls: Path | None) -> None:
+def add(  # noqa: PLR0913 - the options
+    directory: Path, address: Address, least: int | None, timeout: float, *, as_json: bool, tls: MutualTls | None
+) -> None:
     """Add the node at ADDRESS to the members of the outbox in DIRECTORY.
 
     \b
@@ -77,7 +69,7 @@ def add(directory: Path, address: str, least: int | None, timeout: float, *, as_
     it becomes a member, by a grant of a majority of the old and of the new list. It gets a number that no member had
     before. If the command is interrupted, run it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
+    with _reached(directory, timeout, tls) as home, _listing_if_it_fails(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
@@ -87,8 +79,8 @@ def add(directory: Path, address: str, least: int | None, timeout: float, *, as_
 @click.argument("member", type=click.IntRange(0, 255))
 @_LEAST
 @_change_options
-def remove(
-    directory: Path, member: int, least: int | None, timeout: float, *, as_json: bool, **tls: Path | None
+def remove(  # noqa: PLR0913 - the options
+    directory: Path, member: int, least: int | None, timeout: float, *, as_json: bool, tls: MutualTls | None
 ) -> None:
     """Remove MEMBER, by its number, from the members of the outbox in DIRECTORY.
 
@@ -98,7 +90,7 @@ def remove(
     Its copy stays on disk and gets no more records. The leader can't be removed: promote another member first. A node
     that `add` has not made a member yet is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
+    with _reached(directory, timeout, tls) as home, _listing_if_it_fails(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
@@ -106,7 +98,7 @@ def remove(
 @click.command(short_help="Replace a member by another node.")
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
-@click.argument("address", type=_AddressType())
+@click.argument("address", type=ADDRESS)
 @click.option(
     "--lost",
     type=click.IntRange(0, 255),
@@ -120,12 +112,12 @@ def remove(
 def replace(  # noqa: PLR0913 - the options
     directory: Path,
     member: int,
-    address: str,
+    address: Address,
     lost: tuple[int, ...],
     timeout: float,
     *,
     as_json: bool,
-    **tls: Path | None,
+    tls: MutualTls | None,
 ) -> None:
     """Replace MEMBER by the node at ADDRESS: the new member is added, then the old one is removed.
 
@@ -146,7 +138,7 @@ def replace(  # noqa: PLR0913 - the options
     if lost and member not in lost:
         raise click.UsageError(f"--lost must name member {member}, too: add --lost {member}, or leave --lost out")
     wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # destroyed members do not answer: no need to wait long
-    with _reached(directory, wait_s, **tls) as home, _listing_if_it_fails(directory):
+    with _reached(directory, wait_s, tls) as home, _listing_if_it_fails(directory):
         if lost:
             done = _follow(_replacing(home, address, lost), timeout, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
@@ -158,13 +150,13 @@ def replace(  # noqa: PLR0913 - the options
     _print_change(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
 
 
-def _adding(home: Path, address: str, least: int | None, replaced: int | None = None) -> Step:
-    arguments = {"address": address, "min_insync_replicas": least, "replaced": replaced}
+def _adding(home: Path, address: Address, least: int | None, replaced: int | None = None) -> Step:
+    arguments = {"address": str(address), "min_insync_replicas": least, "replaced": replaced}
     return lambda: ask(home, "add-member", arguments)
 
 
-def _replacing(home: Path, address: str, lost: Sequence[int]) -> Step:
-    return lambda: ask(home, "replace-lost", {"address": address, "lost": list(lost)})
+def _replacing(home: Path, address: Address, lost: Sequence[int]) -> Step:
+    return lambda: ask(home, "replace-lost", {"address": str(address), "lost": list(lost)})
 
 
 def _removing(home: Path, member: int, least: int | None) -> Step:
@@ -172,17 +164,17 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 
 @contextmanager
-def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[Path]:
+def _reached(directory: Path, timeout_s: float, tls: MutualTls | None) -> Iterator[Path]:
     """Make sure that a process has the outbox open: a service, or else this process inside the `with`. Yields
     `directory`.
     """
     try:
         ask(directory, "status")
     except NobodyAnswers:
-        with _opened(directory, timeout_s, PushSettings(tls=client_tls(**tls))):
+        with _opened(directory, timeout_s, PushSettings(tls=tls)):
             yield directory
         return
-    if any(file is not None for file in tls.values()):
+    if tls is not None:
         raise click.UsageError(
             "a service has the outbox open and uses its own certificates: leave --cert, --key, --ca out"
         )

@@ -34,13 +34,14 @@ from uuid import UUID
 import click
 
 from pushrep.cli.common import show_json
-from pushrep.cli.options import client_tls, tls_options
+from pushrep.cli.options import tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.status import closed_status
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.node_status import NodeLog, log_problems
@@ -66,8 +67,8 @@ _PARTLY = "this identity may not list every outbox there, so its problems are no
 @click.option("--partitions", "with_partitions", is_flag=True, help="Show each partition of an outbox, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @tls_options
-def status(  # noqa: PLR0913 - the options
-    places: tuple[str, ...], cert: Path | None, key: Path | None, ca: Path | None,
+def status(
+    places: tuple[str, ...], tls: MutualTls | None,
     *, with_partitions: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show outboxes, nodes and logs: offsets, how far replicas and Kafka topics are behind, and problems ("!").
@@ -80,7 +81,6 @@ def status(  # noqa: PLR0913 - the options
     Without an argument it shows the working directory. Exit code 0: no problem; 1: a problem; 3: a place can't be read
     or reached, or it does not tell this identity all.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    tls = client_tls(cert, key, ca)
     found = [one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)]
     if as_json:
         show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})

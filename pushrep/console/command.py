@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from filtering.extras import needed_by
-from pushrep.cli.options import PEM, client_tls, tls_options
-from pushrep.cli.replica import address_option
+from pushrep.cli.options import ADDRESS, PEM, tls_options
 from pushrep.cli.startpoint_options import store_or, with_place
+from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.sockets import Address
 
 with needed_by("pushrep console"):
@@ -22,7 +22,7 @@ with needed_by("pushrep console"):
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option(
     "--listen",
-    callback=address_option,
+    type=ADDRESS,
     metavar="HOST:PORT",
     default="127.0.0.1:8090",
     show_default=True,
@@ -40,7 +40,7 @@ with needed_by("pushrep console"):
 @tls_options
 def console(  # noqa: PLR0913, PLR0917 - the options
     places: tuple[str, ...], listen: Address, password_file: Path | None, listen_cert: Path | None,
-    listen_key: Path | None, store: str | None, cert: Path | None, key: Path | None, ca: Path | None,
+    listen_key: Path | None, store: str | None, tls: MutualTls | None,
 ) -> None:  # fmt: skip
     """Serve web pages that show outboxes and nodes: those in or below each DIRECTORY, and nodes at HOST:PORT.
 
@@ -72,7 +72,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    watch = PlaceWatch(places or (".",), client_tls(cert, key, ca))
+    watch = PlaceWatch(places or (".",), tls)
     with ConsoleServer(watch, settings) as server:
         click.echo(f"listening on {server.url}")
         stop.wait()
