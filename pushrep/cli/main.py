@@ -20,6 +20,7 @@ from filtering import FilteringError
 from pushrep.cli.common import log_format_option, log_level_option, log_to_stderr, why_missing
 from pushrep.errors import PushrepError
 from pushrep.importing import why_hidden
+from pushrep.settings import did_you_mean
 
 GROUP = "pushrep.commands"
 PREFIX = "PUSHREP"
@@ -49,10 +50,10 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_installed())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         entry = _installed().get(cmd_name)
         if entry is None:
-            return None
+            ctx.fail(f"No such command {cmd_name!r}{did_you_mean(cmd_name, _installed())}")
         try:
             command = entry.load()
         except (ImportError, AttributeError) as error:  # AttributeError: another package has the name of one of ours
@@ -89,7 +90,7 @@ class Commands(click.Group):
             command = self.get_command(ctx, name)
         except click.ClickException as error:
             return f"(unavailable: {error.message})"
-        return command.get_short_help_str(limit=200) if command else ""
+        return command.get_short_help_str(limit=200)
 
 
 def _installed() -> dict[str, EntryPoint]:

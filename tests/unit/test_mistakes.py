@@ -170,14 +170,14 @@ def test_the_api_says_what_to_do(outbox, mistake, tmp_path, monkeypatch):
 
 
 COMMANDS = {
-    "a typing error": ("apend out t x", 2, "Did you mean 'append'?"),
+    "a typing error": ("apend out t x", 2, "did you mean append?"),
     "a typing error below": ("log purg out", 2, "Did you mean 'purge'?"),
-    "an option's typing error": ("read out t --formt raw", 2, "--format"),
+    "an option's typing error": ("replay out t --formt raw", 2, "--format"),
     "a log's setting's typing error": ("append out t x --log retentoin_ms=5", 2, "did you mean retention_ms?"),
     "a log's setting without a value": ("append out t x --log retention_ms", 2, "NAME=VALUE"),
     "a log's setting as text": ("append out t x --log retention_ms=week", 2, "retention_ms: give a whole number"),
     "a log's setting out of range": ("append out t x --log disk_warn_percent=101", 2, "disk_warn_percent: give"),
-    "no such directory to read": ("read nowhere t", 1, "nowhere"),
+    "no such directory to read": ("replay nowhere t", 1, "nowhere"),
     "no such file": ("append out t nowhere.txt", 1, "nowhere.txt"),
     "a directory as input": ("append out t .", 2, "is a directory"),
     "no outbox to ship": ("ship nowhere --bootstrap-servers 127.0.0.1:1", 1, "nowhere"),
@@ -202,7 +202,7 @@ COMMANDS = {
     "slots for an outbox to rebase": ("outbox repartition workers", 1, "name one, as workers/slot-0"),
     "an append into a log": ("append made/t-0 t file", 1, "made/t-0 is a single log"),
     "a node in a log": ("replica serve made/t-0 --listen 127.0.0.1:0", 1, "made/t-0 is a single log"),
-    "one log to read from": ("read made/t-0 t", 1, "made/t-0 is one log: give its directory and its name, made t-0"),
+    "one log to read from": ("replay made/t-0 t", 1, "made/t-0 is one log: give its directory and its name, made t-0"),
     "no log to purge": ("log purge . --before 2026-01-01", 1, "is no log"),
     "a copy that is nowhere": ("log verify made --against nowhere", 2, "for --against: nowhere is no directory"),
     "a dump that ends before it begins": ("log dump made t-0 --from 3 --to 1", 2, "1 is below --from 3"),
