@@ -111,7 +111,7 @@ class TtlTooShort(FilteringError, ValueError):
         super().__init__(
             f"ttl_s={ttl_s} forgets marks while the topic keeps their records, {kept}: read again, these would pass "
             "a second time. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below "
-            "it; retention_ms=0 takes any ttl_s"
+            "it; with retention_ms=0 any ttl_s is accepted"
         )
         self.ttl_s, self.retention_ms = ttl_s, retention_ms
 

@@ -235,7 +235,7 @@ _NO_MARKS = HighwaterMarks()
 
 
 def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    """Raises TtlTooShort unless the marks outlive the records of a topic; `retention_ms` 0 takes any `ttl_s`."""
+    """Raises TtlTooShort unless the marks outlive the records of a topic. `retention_ms` 0 accepts any `ttl_s`."""
     if ttl_s is None:
         return
     if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:

@@ -78,7 +78,7 @@ class Setting:
             raise self._refused(value, prefix)
 
     def value_of(self, given: object) -> object:
-        """The value that `given` spells; what is no text is the value itself. Raises BadArgument."""
+        """The value that `given` spells. A value that is no text is returned as it is. Raises BadArgument."""
         enum = next((kind for kind in self.kinds if _is_enum(kind)), None)
         if not isinstance(given, str) or (self.is_text and enum is None):
             if enum is not None and not isinstance(given, enum):

@@ -61,7 +61,7 @@ class ReplayFilteredConsumer:
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
     "header", or a function of the record that returns them, or None for a record that has no position. window,
-    only_pids, ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each topic's
+    only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each topic's
     own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. startpoints: their store, by
     which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
     they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
@@ -226,7 +226,7 @@ class ReplayFilteredConsumer:
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at `offset`. The committed position brings its marks; any other begins with none.
 
-        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
+        After a refused batch all other partitions go back to their committed positions: the records after it are gone.
         """
         async with self._moving:
             await self._run(self._member.seek((partition.topic, partition.partition), offset))

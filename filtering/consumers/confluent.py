@@ -85,7 +85,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
     travel, "key" or "header", or a function of the record that returns them, or None for a record that has no position.
-    window, only_pids, ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each
+    window, only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each
     topic's own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. marks_topic: a
     compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
     store, by which an operator moves this group's partitions, when they are assigned and while they are read.
@@ -294,7 +294,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def seek(self, partition: TopicPartition) -> None:
         """Go on at `partition.offset`. The committed position brings its marks; any other begins with none.
 
-        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
+        After a refused batch all other partitions go back to their committed positions: the records after it are gone.
         """
         self._end_commit()
         self._run(self._member.seek((partition.topic, partition.partition), partition.offset))

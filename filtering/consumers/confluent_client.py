@@ -362,7 +362,7 @@ def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:
 def committed_offset(committed: TopicPartition) -> CommittedOffset:
     """What the group committed of a partition, and what stands beside it.
 
-    Others may write it without a NUL at its end. The client then reads on in its memory; what is no text is not ours.
+    Others may write it without a NUL at its end. The client then reads on in its memory; ours is a text.
     """
     try:
         metadata: str | None = committed.metadata

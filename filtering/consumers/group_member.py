@@ -250,7 +250,7 @@ class GroupMember:
         yield from self._ignoring_transient(self._followed(now_s))
 
     def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
-        """The same function; what it raises is kept as `failure`, so that no read goes on past that record."""
+        """The same function; its error is kept as `failure`, so that no read goes on past that record."""
 
         def key(record: _Record) -> bytes | None:
             try:
@@ -262,7 +262,7 @@ class GroupMember:
         return key
 
     def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
-        """As Assignment's; what is refused stays as `failure`."""
+        """As Assignment's; a refusal stays as `failure`."""
         try:
             return self.assignment.admit(partition, offset, key)
         except Exception as error:
@@ -272,7 +272,7 @@ class GroupMember:
     def admit_columns(
         self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
     ) -> npt.NDArray[np.bool_]:
-        """As Assignment's; what is refused stays as `failure`."""
+        """As Assignment's; a refusal stays as `failure`."""
         try:
             return self.assignment.admit_columns(topic, keys, partitions, spans)
         except Exception as error:
@@ -286,7 +286,7 @@ class GroupMember:
     def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:
         """Go on there: with its marks at the committed position, else with none. Raises PositionUnknown.
 
-        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
+        After a refused batch all other partitions go back to their committed positions: the records after it are gone.
         """
         if self.failure is not None:
             yield from self.back_to_committed()

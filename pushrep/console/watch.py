@@ -167,8 +167,8 @@ class PlaceWatch:
 
 
 def places_below(given: str) -> list[str]:
-    """The outboxes and nodes in or below a directory; nothing if it holds none and no logs. What is no directory is a
-    place itself: an address, or a wrong path, whose problem is then shown.
+    """The outboxes and nodes in or below a directory; nothing if it holds none and no logs. An address is a place
+    itself, and so is a wrong path: its problem is then shown.
     """
     path = Path(given)
     return list(_found_in(path, _DEPTH)) or ([] if _holds_nothing(path) else [given])

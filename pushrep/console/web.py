@@ -306,7 +306,7 @@ def _listen(address: Address) -> socket.socket:
 
 
 def environment() -> jinja2.Environment:
-    """For the pages' templates, with all that they call; what they show is escaped."""
+    """For the pages' templates, with all that they call; all values are escaped."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,

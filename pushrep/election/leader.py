@@ -290,7 +290,7 @@ class PartitionLeader:
         return [Push(replica, backoff=reaction.step is Step.RESEND)]
 
     def on_disconnect(self, replica: int) -> list[LeaderEffect]:
-        """The connection is gone or timed out: what was in flight goes out again on the next one."""
+        """The connection is gone or timed out: batches in flight are sent again on the next one."""
         progress = self._sessions.get(replica)
         if progress is None or not progress.is_live:
             return []

@@ -369,7 +369,7 @@ class Receipt:
     def add_done_callback(self, callback: Callable[["Receipt"], object]) -> None:
         """Call `callback(receipt)` once the receipt is done: in a thread of the outbox, or at once if it is.
 
-        The callback must be quick and must not wait, because other records wait for that thread. What it raises is
+        The callback must be quick and must not wait, because other records wait for that thread. Its error is
         logged. A batch that lingers is still written after `linger_ms`, not sooner. Raises `ForkedProcess`.
         """
         self._batch.when_decided(partial(callback, self))

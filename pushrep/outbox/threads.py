@@ -58,7 +58,7 @@ class LingerTimer:
         self._thread.start()
 
     def end(self) -> None:
-        """End the thread; what lingers stays as it is."""
+        """End the thread; open batches stay as they are."""
         self._stop.set()
         self._due.put(None)
         if self._thread is not threading.current_thread():

@@ -418,7 +418,7 @@ def _layout(payload: memoryview, position: int, row: int) -> _Layout | None:
     value_start = value_length_at + width
     stride = value_start + max(value_length, 0) + 1  # the number of headers: 0
     is_plain = offset_delta == row and key_length >= -1 <= value_length and stride == body + length
-    may_overflow = offset_at - time_at == VARLONG_BYTES_MAX  # what follows may have a time beyond 64 bits
+    may_overflow = offset_at - time_at == VARLONG_BYTES_MAX  # a later record may have a time beyond 64 bits
     if not is_plain or may_overflow or payload[position + stride - 1]:
         return None
     head = start[: key_start if key_length > 0 else value_start]

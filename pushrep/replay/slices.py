@@ -195,7 +195,7 @@ class SliceReader:
             if next_offset > written and self._is_misplaced(segment, next_offset):
                 if not found:
                     raise BatchNotFound(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
-                is_all = True  # what stands before it goes out first
+                is_all = True  # bytes before it are sent first
             if is_all or base >= limit:
                 is_all = True
                 break

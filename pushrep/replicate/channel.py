@@ -544,7 +544,7 @@ class Channel:
             self.notify(sent.pusher)
 
     def _lose(self, error: BaseException | None) -> None:
-        """The connection is lost: what was in flight is sent again on the next one."""
+        """The connection is lost: requests in flight are sent again on the next one."""
         self._failed = None
         if self._sock is None:
             return

@@ -233,7 +233,7 @@ class LedPartition:
         self._apply(effects)
 
     def on_disconnect(self, session: PushSession) -> None:
-        """The connection is lost: what was in flight is sent again."""
+        """The connection is lost: requests in flight are sent again."""
         with self.lock:
             progress = self.leader.sessions.get(session.replica.index)
             if progress is None or progress.id != session.id:

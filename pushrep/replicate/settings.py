@@ -45,7 +45,7 @@ class PushSettings:
     shutdown_timeout_ms: how long `shutdown` waits for its threads.
     repair_interval_ms: how often a replica is asked which segments its scrub found damaged; 0: never, and what is found
         damaged here is not fetched either.
-    tls: what the connections are secured with; None: they are not.
+    tls: the context that secures the connections; None: plain connections.
     network: where connections and the threads that wait for them come from.
     """
 

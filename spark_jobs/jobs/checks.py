@@ -4,7 +4,7 @@
     with_spark     what only Spark knows: checkpoint and table wherever they lie, whose they are, where the source
                    begins; of a job without a table, `progress_with_spark`
 
-Both only read; a refusal leaves nothing behind, and names the option. What changes after these checks is refused by
+Both only read; a refusal leaves nothing behind, and names the option. A change after these checks is refused by
 the batch.
 """
 

@@ -273,7 +273,7 @@ class RelayedBatches:
         ).send(rows)
 
     def drop_from(self, batch_id: int) -> None:
-        """The checkpoint was rolled back: what is sent again under its own place is a replay, which readers drop."""
+        """The checkpoint was rolled back: records that are sent again keep their places, so readers drop them."""
 
 
 def inspect(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], DestinationTopic]:

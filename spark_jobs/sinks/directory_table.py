@@ -8,7 +8,7 @@
     <path>/_pushrep/replacing/batch_id=17/  whole batches on their way into place, together
 
 A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
-any moment: what is left aside is removed by the next attempt. If that is a second driver's while the first still
+any moment: the next attempt removes what is left aside. If that is a second driver's while the first still
 writes, the first is refused: right before its batch goes into place it looks whether its attempt is still the last.
 A batch that is run again replaces its directory; between the removal of the old one and the rename readers miss it for
 a moment. A batch that replaces rows of others (../replacing.py) is written aside with these batches as they are without
@@ -173,7 +173,7 @@ class DirectoryTable(BatchTable):
             owners = self._owners(directory)
             settled = settle(owners, query_id, self._adopt, self._name)
             if settled is not owners:
-                # What the adopted query wrote after the adopted batch is removed: before the new owner is named,
+                # Rows that the adopted query wrote after the adopted batch are removed: before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, settled.first)
                 directory.check_new_objects(_OWN, once=False)

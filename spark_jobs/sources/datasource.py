@@ -129,7 +129,7 @@ class _Walk:
 
 
 def held_part(task: TaskRange, reader: LogReader | None, options: SourceOptions) -> TaskRange:
-    """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss.
+    """The part of a task's range that the log still holds; the rest is reported as DataLoss.
 
     `reader` None: there is no log. Raises EndUnknown if that is not known now.
     """
@@ -309,7 +309,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._schema, cast("TaskRange", partition))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: what is read stays in the log until its own retention takes it."""
+        """Nothing to do: records stay in the log until its own retention takes it."""
 
     def stop(self) -> None:
         self._logs.close()

@@ -11,7 +11,7 @@ Made from `pushrep/status/metrics.py` by `python -m tests.house.metrics_page`; a
 
 Values are read at each scrape; an append updates its counters once a batch. Names follow Prometheus' guide: sizes in
 `_bytes`, times in `_seconds`, moments in `_timestamp_seconds` since 1970, counters `_total`, histograms
-`_duration_seconds`. What shows each metric (column `by`), in a registry of your own by `StatusCollector` of
+`_duration_seconds`. The column `by` says who shows a metric. A registry of your own gets it by `StatusCollector` of
 `pushrep.status.metrics`:
 
 - **service**: `Outbox.open(health=...)`, or `StatusCollector(outbox.status)`
