@@ -50,10 +50,17 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_installed())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _installed():
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _installed())}")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         entry = _installed().get(cmd_name)
         if entry is None:
-            ctx.fail(f"No such command {cmd_name!r}{did_you_mean(cmd_name, _installed())}")
+            return None
         try:
             command = entry.load()
         except (ImportError, AttributeError) as error:  # AttributeError: another package has the name of one of ours
@@ -90,7 +97,7 @@ class Commands(click.Group):
             command = self.get_command(ctx, name)
         except click.ClickException as error:
             return f"(unavailable: {error.message})"
-        return command.get_short_help_str(limit=200)
+        return command.get_short_help_str(limit=200) if command else ""
 
 
 def _installed() -> dict[str, EntryPoint]:
