@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.replicate.reloading import CertificateFiles, signatures
+from pushrep.replicate.certificates import CertificateFiles, signatures
 from pushrep.replicate.sockets import Address
 from pushrep.settings import check
 from pushrep.status import PlaceStatus, Problem, Status

@@ -29,8 +29,7 @@ from pushrep import ReplayClient, ReplayRequest
 from pushrep.health import HealthSettings
 from pushrep.replay import NodeAccess
 from pushrep.replicate import node_status
-from pushrep.replicate.certificates import mutual_tls
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles, mutual_tls
 from pushrep.status.metrics import StatusCollector
 from tests import conftest  # noqa: F401 - what every JVM is started with
 from tests.fleet import Fleet

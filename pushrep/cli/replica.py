@@ -23,7 +23,7 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.access import AUDIT
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.sockets import Address
 
 

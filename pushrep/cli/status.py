@@ -42,10 +42,10 @@ from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.status import closed_status
 from pushrep.replicate.certificates import MutualTls
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.node_status import NodeLog, log_problems
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status import Blocks, PlaceStatus, Problem

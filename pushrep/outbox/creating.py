@@ -25,13 +25,13 @@ from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import new_identity
 from pushrep.outbox.promotion import election_in
 from pushrep.outbox.standby import members_at
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import (
     REPLICA_EPOCH_NAME,
     ElectionState,
     ElectionStateStore,
     find_election_state,
 )
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.wire.error_codes import ErrorCode

@@ -53,12 +53,12 @@ from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
 from pushrep.replicate import LastContact, NodeSettings
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.repairing import Repairs
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

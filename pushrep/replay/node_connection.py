@@ -16,10 +16,9 @@ from pushrep.errors import BadArgument
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
 from pushrep.replay.slices import KeptBuffers
-from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent
+from pushrep.wire.connection import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.frames import SPARE_BYTES
+from pushrep.wire.frames import SPARE_BYTES, ProtocolError
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.wire.values import Part, Struct

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pushrep.election.messages import PushSessionEndReason
+    from pushrep.replicate.connecting import ReplicaClient
     from pushrep.replicate.errors import (
         CantListen,
         CorruptNodeFile,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pushrep.replicate.manager import FileRecords, PushManager
     from pushrep.replicate.node_settings import NodeSettings
     from pushrep.replicate.node_store import LastContact
-    from pushrep.replicate.replica_client import ReplicaClient
     from pushrep.replicate.replica_node import ReplicaNode
     from pushrep.replicate.settings import PushSettings, Replica
     from pushrep.replicate.sockets import Address
@@ -49,7 +49,7 @@ _HOME = {
     "PushSessionEndReason": "pushrep.election.messages",
     "PushSettings": "pushrep.replicate.settings",
     "Replica": "pushrep.replicate.settings",
-    "ReplicaClient": "pushrep.replicate.replica_client",
+    "ReplicaClient": "pushrep.replicate.connecting",
     "ReplicaNode": "pushrep.replicate.replica_node",
     "ReplicaUnreachable": "pushrep.replicate.errors",
 }

@@ -4,17 +4,30 @@
     NodeSettings(tls=mutual_tls(cert="node.pem", key="node.key", ca="ca.pem", is_server=True))  the node
 
 Each side shows its certificate and accepts only one that `ca` signed; a client also checks the replica's host name.
+
+`Reloading`: certificates and allow list of a running node, read again when a file changes, or on SIGHUP.
+
+files, every 5 s; `soon` ─▶ changed? ─▶ TLS context of new connections · new rules · replays without a right are ended └
+                                 an error is logged, and the old one stays
 """
 
+import logging
 import re
 import ssl
+import threading
 from calendar import timegm
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import strptime
+from typing import NamedTuple
 
 from pushrep.errors import BadArgument
 
+_LOG = logging.getLogger("pushrep.node")
+_LOOK_EVERY_S = 5.0
+_WARN_BEFORE_S = 14 * 24 * 3600
+_WARN_EVERY_S = 24 * 3600
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -119,4 +132,100 @@ def _children(data: bytes) -> list[tuple[int, bytes]]:
             raise ValueError("a part ends behind the whole")
         found.append((tag, data[at : at + length]))
         at += length
+    return found
+
+
+class CertificateFiles(NamedTuple):
+    """PEM files: a node's certificate, its key, the authority for its peers'."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def context(self) -> ssl.SSLContext:
+        """A server's context of mutual TLS, from the present files. Raises BadArgument."""
+        return mutual_tls(cert=self.cert, key=self.key, ca=self.ca, is_server=True)
+
+    def expires_s(self) -> int:
+        """When the first of certificate and CA expires, Unix time. Raises BadArgument."""
+        return expires_s(self.cert, self.ca)
+
+
+class Reloading:
+    """Watches `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged.
+
+    expires_s: when a certificate expires, called after each look; None without one. now_s: the wall clock.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[Path],
+        reload: Callable[[], None],
+        expires_s: Callable[[], int | None],
+        now_s: Callable[[], float],
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        self._files, self._reload, self._expires_s, self._now_s = tuple(files), reload, expires_s, now_s
+        self._look_every_s = look_every_s
+        self._seen = signatures(self._files)
+        self._wake, self._is_stopping, self._is_asked = threading.Event(), False, False
+        self._warned_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="pushrep-node-reload", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Reload in the thread, even if no file has changed; safe in a signal handler."""
+        self._is_asked = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._warn()
+            self._wake.wait(self._look_every_s)
+            self._wake.clear()
+            if self._is_stopping:
+                return
+            found = signatures(self._files)
+            if found == self._seen and not self._is_asked:
+                continue
+            self._is_asked, self._seen = False, found
+            try:
+                self._reload()
+                _LOG.warning("read again: %s", ", ".join(map(str, self._files)) or "nothing, no files were given")
+            except BadArgument as error:
+                _LOG.error("what was read before stays in use: %s", error)
+            except Exception:  # noqa: BLE001 - the node goes on with what it has
+                _LOG.exception("what was read before stays in use")
+
+    def _warn(self) -> None:
+        """Warn once a day, from two weeks before a certificate expires."""
+        expires_s, now_s = self._expires_s(), self._now_s()
+        if expires_s is None or now_s < expires_s - _WARN_BEFORE_S:
+            return
+        if self._warned_s is None or now_s >= self._warned_s + _WARN_EVERY_S:
+            self._warned_s = now_s
+            left_s = expires_s - now_s
+            state = f"expires in {left_s / 3600:.0f} h" if left_s > 0 else "has expired"
+            _LOG.warning("this node's certificate, or its CA's, %s: put a new one in its place", state)
+
+
+def signatures(files: Iterable[Path]) -> list[tuple[int, int, int] | None]:
+    """What changes with each file; None for one that is not there."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in files:
+        try:
+            seen = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((seen.st_mtime_ns, seen.st_size, seen.st_ino))
     return found

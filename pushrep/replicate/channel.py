@@ -15,6 +15,10 @@ own. Everything else runs in the worker's thread, or in that of a shutdown, for 
 
 A node may accept only smaller frames, or a network may be too slow for a large one within `request_timeout_ms`.
 Requests of up to `request_bytes_max` are always tried; larger ones only cost less.
+
+`Workers`: a few threads that run channels, and sleep while there is nothing to send. All PushManagers of a process
+share them (`workers_for`), so that twenty outboxes have no more threads than one. With a simulated network or clock
+each manager has its own, so that a run is repeatable.
 """
 
 import heapq
@@ -29,7 +33,7 @@ from itertools import count
 from typing import NamedTuple
 
 from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
-from pushrep.env import Clock, Network, Thread
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Network, Thread, shared_by_process
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
@@ -37,9 +41,9 @@ from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
-from pushrep.wire.client import CallAnswer, ClientConnection
+from pushrep.wire.connection import CallAnswer, ClientConnection
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import ProtocolError
+from pushrep.wire.frames import ProtocolError
 from pushrep.wire.push_messages import (
     AppendRecordsRequest,
     AppendRecordsResponse,
@@ -106,21 +110,6 @@ class Beats(NamedTuple):
     on_own: Callable[[int], None]
 
 
-class Waker:
-    """What a channel needs of its worker."""
-
-    def __init__(self, network: Network) -> None:
-        self.poller = network.poller()
-
-    def wake(self) -> None:
-        """End the worker's sleep. Thread-safe."""
-        raise NotImplementedError
-
-    def add(self, channel: "Channel") -> None:
-        """Run this channel from now on, until it is closed. Thread-safe."""
-        raise NotImplementedError
-
-
 class Channel:
     """One connection of a worker."""
 
@@ -128,7 +117,7 @@ class Channel:
         self,
         replica: Replica,
         settings: PushSettings,
-        worker: Waker,
+        worker: "PushWorker",
         clock: Clock,
         opened: OpenConnection | None,
         beats: Beats | None = None,
@@ -148,7 +137,7 @@ class Channel:
         """
         self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
-        self._settings, self._worker, self._clock = settings, worker, clock
+        self._settings, self.worker, self._clock = settings, worker, clock
         self._ready: deque[Pusher] = deque()
         self._later: deque[tuple[int, Pusher]] = deque()
         self._timers: list[tuple[int, int, Pusher]] = []
@@ -167,17 +156,8 @@ class Channel:
         self._connecting: Thread | None = None
         self._fruitless = int(opened is not None)  # connections in a row without an answer to a push
         self._stop = settings.network.threads.event()
-        self._hung_up = settings.network.threads.event()
+        self.hung_up = settings.network.threads.event()
         self._until_ms: int | None = None
-
-    def run(self) -> None:
-        """Let the worker run it from now on, until it is closed."""
-        self._worker.add(self)
-
-    @property
-    def is_hung_up(self) -> bool:
-        """Whether it has been closed and has hung up."""
-        return self._hung_up.is_set()
 
     def is_done(self, now_ms: int) -> bool:
         """Whether it is closed and has nothing more to send, or may not wait longer."""
@@ -199,7 +179,7 @@ class Channel:
         if not pusher.is_ready:
             pusher.is_ready = True
             self._ready.append(pusher)
-            self._worker.wake()
+            self.worker.wake()
 
     def push(self, pusher: Pusher) -> None:
         """The pusher has new records: send them now if nothing else waits, else as `wake`. Thread-safe; never waits."""
@@ -228,7 +208,7 @@ class Channel:
         pusher.failures += 1
         delay_ms = int(1000 * pause_s(self._settings, pusher.failures))
         self._later.append((self._clock.monotonic_ms() + delay_ms, pusher))
-        self._worker.wake()
+        self.worker.wake()
 
     def can_send(self) -> bool:
         """Whether `pump` would do something now."""
@@ -286,11 +266,11 @@ class Channel:
         """Have the worker send what is left, until `until_ms` at most, then hang up. Thread-safe."""
         self._until_ms = until_ms
         self.is_closing = True
-        self._worker.poller.wake()  # wakes also a worker that is about to sleep
+        self.worker.poller.wake()  # wakes also a worker that is about to sleep
 
     def wait_closed(self, timeout_s: float) -> None:
         """Wait until it has hung up and its connecting thread has ended."""
-        self._hung_up.wait(timeout_s)
+        self.hung_up.wait(timeout_s)
         if self._connecting is not None:
             self._connecting.join(_GRACE_S)  # a running attempt ends by itself
 
@@ -300,7 +280,7 @@ class Channel:
         self.lose()
         if self._opened is not None:
             self._opened.sock.close()
-        self._hung_up.set()
+        self.hung_up.set()
 
     def lose(self) -> None:
         """Close the connection and connect again."""
@@ -321,7 +301,7 @@ class Channel:
         if not pusher.is_timed:
             pusher.is_timed = True
             self._later.append((now_ms + linger_ms, pusher))
-            self._worker.wake()
+            self.worker.wake()
 
     def _is_free(self) -> bool:
         """Whether `push` may send a request of one pusher now."""
@@ -342,7 +322,7 @@ class Channel:
             self._sock, self._protocol = opened
             self._beat_ms = now_ms if self._beats is not None else None
             self._events = READABLE
-            self._worker.poller.register(self._sock, self._events, self)
+            self.worker.poller.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)
         if self._sock is None and self._connecting is None and not self._stop.is_set():
             name = f"pushrep-connect-{self.replica.index}"
@@ -370,7 +350,7 @@ class Channel:
             if self._stop.is_set():
                 self._opened.sock.close()
             else:
-                self._worker.wake()
+                self.worker.wake()
 
     def _send_ready(self, now_ms: int) -> None:
         settings = self._settings
@@ -495,7 +475,7 @@ class Channel:
         wanted = READABLE | (WRITABLE if self._outgoing else 0)
         if wanted != self._events:
             self._events = wanted
-            self._worker.poller.modify(self._sock, wanted, self)
+            self.worker.poller.modify(self._sock, wanted, self)
 
     def _read(self) -> None:
         sock, protocol = self._sock, self._protocol
@@ -551,7 +531,7 @@ class Channel:
         if error is not None:
             self._lost[self.replica.index] += 1
             _LOG.warning("%s is lost: %s", self.replica, error)
-        self._worker.poller.unregister(self._sock)
+        self.worker.poller.unregister(self._sock)
         with suppress(OSError):
             self._sock.close()
         self._sock = self._protocol = self._linger_until_ms = None
@@ -562,3 +542,123 @@ class Channel:
         for pusher in dict.fromkeys([*sent_by, *self.pushers]):
             pusher.on_disconnect()
             self.notify(pusher)
+
+
+class PushWorker:
+    """Runs channels of any manager. Thread-safe: `add`, `wake`, `start`, `stop`."""
+
+    def __init__(self, name: str, clock: Clock, network: Network) -> None:
+        self.poller = network.poller()
+        self._clock = clock
+        self.channels: list[Channel] = []
+        self._is_asleep = False
+        self._is_stopping = False
+        self._thread = network.threads.thread(self._run, name)
+
+    def add(self, channel: Channel) -> None:
+        """Run it from now on, until it is closed."""
+        self.channels.append(channel)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the worker's sleep."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self.poller.wake()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; channels that are not closed yet hang up."""
+        if self._thread.is_alive():
+            self._is_stopping = True
+            self.poller.wake()
+            self._thread.join()
+        self.poller.close()
+
+    def _run(self) -> None:
+        wake_ms = self._pump()  # channels that were woken before the start
+        while not self._is_stopping:
+            self._is_asleep = True  # from here on `wake` has to end the wait
+            can_send = any(channel.can_send() for channel in self.channels)
+            timeout_s = 0.0 if can_send else self._timeout_s(wake_ms)
+            ready = self.poller.select(timeout_s)
+            self._is_asleep = False
+            for channel, mask in ready:
+                self._guarded(channel, channel.on_io, mask)
+            wake_ms = self._pump()
+        for channel in self.channels:
+            channel.cut()
+
+    def _pump(self) -> int | None:
+        earliest: int | None = None
+        for channel in list(self.channels):
+            now_ms = self._clock.monotonic_ms()
+            wake_ms = None if channel.is_done(now_ms) else self._guarded(channel, channel.pump, now_ms)
+            if channel.is_done(now_ms):
+                channel.cut()
+                self.channels.remove(channel)
+                continue
+            if wake_ms is not None and (earliest is None or wake_ms < earliest):
+                earliest = wake_ms
+        return earliest
+
+    def _guarded(self, channel: Channel, act: Callable[[int], int | None], argument: int) -> int | None:
+        """Call `act`; a bug in it costs one connection, not the shared thread."""
+        try:
+            return act(argument)
+        except Exception:  # noqa: BLE001 - whatever it is, it is logged and the connection made anew
+            _LOG.exception("%s: the connection is given up", channel.replica)
+            channel.lose()
+            return None
+
+    def _timeout_s(self, wake_ms: int | None) -> float | None:
+        return None if wake_ms is None else max(0, wake_ms - self._clock.monotonic_ms()) / 1000
+
+
+class Workers:
+    """The workers of one manager, or of all managers of a process."""
+
+    def __init__(self, count: int, clock: Clock, network: Network) -> None:
+        self.workers = [PushWorker(f"pushrep-push-{n}", clock, network) for n in range(count)]
+        self._is_started = False
+
+    def start(self) -> None:
+        """Begin. Once is enough."""
+        if not self._is_started:
+            self._is_started = True
+            for worker in self.workers:
+                worker.start()
+
+    def least_loaded(self) -> PushWorker:
+        """The worker for the next channel."""
+        return min(self.workers, key=lambda worker: len(worker.channels))
+
+    def stop(self) -> None:
+        """End the threads."""
+        for worker in self.workers:
+            worker.stop()
+
+
+_OF_PROCESS = shared_by_process(Workers.stop)
+
+
+def workers_for(settings: PushSettings, clock: Clock) -> Workers:
+    """The Workers shared by all managers with as many workers. Each call needs a `release_workers`."""
+    if settings.network is not REAL_NETWORK or clock is not SYSTEM_CLOCK:
+        return Workers(settings.max_workers, clock, settings.network)
+    return _OF_PROCESS.acquire(settings.max_workers, lambda: _started(settings, clock))
+
+
+def release_workers(workers: Workers) -> None:
+    """Release them, after closing their channels; the threads end with the last manager."""
+    if not _OF_PROCESS.release(workers):
+        workers.stop()
+
+
+def _started(settings: PushSettings, clock: Clock) -> Workers:
+    workers = Workers(settings.max_workers, clock, settings.network)
+    workers.start()
+    return workers

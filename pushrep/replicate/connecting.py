@@ -1,27 +1,28 @@
-"""A connection to a replica: TCP, TLS if it is wanted, ApiVersions. Blocking, each attempt within its time."""
+"""A connection to a replica: TCP, TLS if it is wanted, ApiVersions. Blocking, each attempt within its time.
+
+`ReplicaClient`: requests to a replica one after another, for calls once a session, not once a push.
+"""
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from filtering.closing import ClosedAtExit
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import Event
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, AnySocket, send_all, tune
-from pushrep.wire.client import CallAnswer, ClientConnection
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.frames import FrameLimits
+from pushrep.wire.connection import CallAnswer, ClientConnection
+from pushrep.wire.frames import FrameLimits, ProtocolError
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import Struct
 
+S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
 _LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # for peers that we chose to ask: the largest header possible
-
-BEATS_IN_FLIGHT_MAX = 2
-"""One at a time, and a last one when a channel closes, which does not wait for the one before (channel.py)."""
 
 
 class OpenConnection(NamedTuple):
@@ -40,9 +41,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         if settings.tls is not None:
             assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
-        in_flight_max = settings.requests_in_flight_max + BEATS_IN_FLIGHT_MAX
-        protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
-        opened = OpenConnection(sock, protocol)
+        opened = OpenConnection(sock, ClientConnection(_LIMITS))
         call(opened, ApiVersionsRequest())
     except ssl.SSLCertVerificationError as error:
         _close(sock)
@@ -110,3 +109,52 @@ def _close(sock: AnySocket | None) -> None:
     if sock is not None:
         with suppress(OSError):
             sock.close()
+
+
+class ReplicaClient(ClosedAtExit):
+    """A connection that waits for each answer. Not thread-safe; a context manager. Raises ReplicaUnreachable."""
+
+    def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
+        self.address = address
+        settings = settings or PushSettings()
+        self._opened: OpenConnection | None = connect(address, settings)
+        self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # the node may have to open many logs
+
+    def ask(self, request: Struct, answer: type[S]) -> S:
+        """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
+        assert self._opened is not None, "it was not handed over"
+        try:
+            found = call(self._opened, request)
+        except (OSError, ProtocolError) as error:
+            raise ReplicaUnreachable(str(self.address), str(error) or type(error).__name__) from error
+        if not isinstance(found, answer):
+            raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
+        return found
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The replica's certificate, as `getpeercert` gives it; empty without TLS."""
+        sock = self._opened.sock if self._opened is not None else None
+        return (sock.getpeercert() or {}) if isinstance(sock, ssl.SSLSocket) else {}
+
+    def certificate_expires_s(self) -> int | None:
+        """When the replica's certificate expires, Unix time; None without TLS."""
+        shown = self.certificate
+        return int(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if "notAfter" in shown else None
+
+    def hand_over(self) -> OpenConnection | None:
+        """Hand the connection over, for the caller to use and close; None if it was handed over before."""
+        opened, self._opened = self._opened, None
+        return opened
+
+    def cut(self) -> None:
+        """Make a call fail that waits in another thread."""
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, unless it was handed over."""
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.close()

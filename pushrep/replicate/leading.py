@@ -28,13 +28,12 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats
-from pushrep.replicate.connecting import pause_s, retry_connecting
+from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
 from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
 from pushrep.replicate.member_clients import CREATED_AT_ONCE
 from pushrep.replicate.repairing import Repairs
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire

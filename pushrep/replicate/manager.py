@@ -20,12 +20,11 @@ from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.records import RecordBatch
-from pushrep.replicate.channel import Beats, Channel
+from pushrep.replicate.channel import Beats, Channel, Workers, release_workers, workers_for
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.led_partition import PushSession
-from pushrep.replicate.push_workers import Workers, release_workers, workers_for
 from pushrep.replicate.pusher import MemoryTracker, Pusher
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -90,7 +89,7 @@ class PushManager:
             self._state = _State.ACTIVE
             self._shared_workers().start()
             for channel in self._channels.values():
-                channel.run()
+                channel.worker.add(channel)
             return True
 
     def shutdown(self) -> bool:
@@ -262,7 +261,7 @@ class PushManager:
             is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session begins soon
             if is_last and self._channels.get(key) is push.channel:
                 del self._channels[key]
-                self._closing = [one for one in self._closing if not one.is_hung_up] + [push.channel]
+                self._closing = [one for one in self._closing if not one.hung_up.is_set()] + [push.channel]
                 push.channel.close()
         return push.pusher.end_sent
 
@@ -278,7 +277,7 @@ class PushManager:
                 replica, self.settings, worker, self._clock, opened, self._beats, self.connections_lost
             )
             if self.is_active():
-                channel.run()
+                channel.worker.add(channel)
         return channel
 
     def _shared_workers(self) -> Workers:

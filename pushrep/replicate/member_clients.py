@@ -22,8 +22,8 @@ from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.records.header import split_batches
 from pushrep.replicate.access import UNPROVEN, identity_in
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

@@ -21,11 +21,10 @@ from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_connection import AcceptedConnection
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.sockets import AnySocket, send_all, tune
-from pushrep.wire.calls import ApiKey
+from pushrep.wire.calls import ApiKey, refusal
+from pushrep.wire.connection import Call, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.frames import SpareBuffers
-from pushrep.wire.server import Call, ServerConnection
+from pushrep.wire.frames import ProtocolError, SpareBuffers
 from pushrep.wire.values import Struct
 
 _LOG = logging.getLogger("pushrep.node")
@@ -156,7 +155,7 @@ class Connections:
             assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
             peer.socket = secured = tls.wrap_socket(peer.socket, server_side=True)
             sender = identity_in(secured.getpeercert() or {})
-        connection = ServerConnection(limits=settings.limits, spares=self._spares)
+        connection = ServerConnection(settings.limits, self._spares)
         while True:
             count = peer.socket.recv_into(connection.get_buffer())
             if count == 0:
@@ -180,7 +179,7 @@ class Connections:
                 peer.has_spoken = True
                 peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices a lost one
         elif self._stopping.is_set():
-            parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
+            parts = connection.answer(call, refusal(call.api_key, ErrorCode.NODE_STOPPING))
         else:
             parts = connection.answer(call, self._answer(call.request, sender))
         send_all(peer.socket, parts)

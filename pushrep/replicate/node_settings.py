@@ -10,7 +10,7 @@ from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import ANONYMOUS, LOCAL, Policy, read_rules
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.sockets import Address
 from pushrep.settings import Between, check
 from pushrep.wire.frames import FrameLimits

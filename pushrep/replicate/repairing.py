@@ -19,9 +19,9 @@ from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, SegmentLog
 from pushrep.log.errors import RepairRefused
 from pushrep.log.scrub import ScrubFinding
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.pusher import whole_batches
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import Replica
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode

@@ -37,8 +37,8 @@ from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recor
 from pushrep.replicate.replay_session_io import ServedSession, Server
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey, refusal
+from pushrep.wire.connection import Call, ClientEvent
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.server import Call, ClientEvent
 from pushrep.wire.values import Struct
 
 _Asked = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pushrep.env import READABLE, WRITABLE
 from pushrep.replicate.sockets import AnySocket, Piece, pieces_of, send_some
-from pushrep.wire.server import Call, ClientEvent, ServerConnection
+from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.values import Part
 
 _FRAMES_MAX = 256

@@ -38,8 +38,8 @@ from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recording
 from pushrep.replicate.replay_session_io import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import ApiKey
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.server import Call, ClientEvent
+from pushrep.wire.connection import Call, ClientEvent
+from pushrep.wire.frames import ProtocolError
 
 _LOG = logging.getLogger("pushrep.node")
 

@@ -20,9 +20,9 @@ from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_connection import ReplayConnection
 from pushrep.replicate.replay_recordings import NodeSource
 from pushrep.wire import replay_messages as wire
+from pushrep.wire.connection import Call
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
-from pushrep.wire.server import Call
 from pushrep.wire.values import Struct
 
 _LOOKS_MAX = 50

@@ -23,6 +23,7 @@ from pushrep.log.directory_files import OUTBOX_FILE_NAME
 from pushrep.log.inspection import is_log
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.access import Access, Kept, audit
+from pushrep.replicate.certificates import Reloading
 from pushrep.replicate.errors import CantListen
 from pushrep.replicate.node_calls import CountedAnswers, NodeCalls, Refused
 from pushrep.replicate.node_connections import Connections
@@ -36,7 +37,6 @@ from pushrep.replicate.node_status import (
     open_logs,
 )
 from pushrep.replicate.node_store import KeptOutbox, LastContact, NodeStore
-from pushrep.replicate.reloading import Reloading
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replay_server import ReplayServer
 from pushrep.replicate.replica import ReplicaLog

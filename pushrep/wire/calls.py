@@ -39,8 +39,7 @@ from pushrep.wire.codec import (
     writer_of,
 )
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
+from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, ProtocolError, frame_head
 from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
 from pushrep.wire.values import Part, Response, Struct, size_of
 

@@ -20,8 +20,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
-from pushrep.errors import BadArgument
-from pushrep.wire.errors import ProtocolError
+from pushrep.errors import BadArgument, PushrepError
 
 T = TypeVar("T")
 
@@ -40,6 +39,14 @@ SPARE_BYTES = 6 << 20  # a request of 4 MiB from a file behind others from memor
 _SPARES_KEPT_MAX = 4
 _HEAD_BYTES = 512  # more than prefix and header of a request for one partition
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "formats/protocol.md promises 20 bytes"
+
+
+class ProtocolError(PushrepError):
+    """The peer broke the protocol: nothing it sends can be trusted any more. Log `reason` and close the connection."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; the connection has to be closed")
+        self.reason = reason
 
 
 class FrameKind(IntEnum):
@@ -182,11 +189,6 @@ class FrameReader(Generic[T]):
         self._scratch: bytearray | None = None
         self._is_bulky = False  # whether the last frame's records had a buffer of their own
         self.failure: ProtocolError | None = None
-
-    @property
-    def is_between_frames(self) -> bool:
-        """Whether the stream may end here without cutting a frame."""
-        return not self._head and self._opened is None
 
     @property
     def held_bytes(self) -> int:

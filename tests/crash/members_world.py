@@ -27,8 +27,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
 from pushrep.replicate import NodeSettings, ReplicaNode
-from pushrep.replicate.certificates import mutual_tls
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles, mutual_tls
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 

@@ -16,7 +16,7 @@ import pytest
 from pushrep.election.epochs import granted_end
 from pushrep.election.grants import next_ballot
 from pushrep.log import SegmentLog
-from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.sockets import Address
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.kafka.cluster import missing

@@ -21,8 +21,7 @@ from pushrep.outbox import status as outbox_status
 from pushrep.outbox.creating import create_outbox
 from pushrep.replay import NodeAccess
 from pushrep.replicate import node_status
-from pushrep.replicate.certificates import expires_s, mutual_tls
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles, expires_s, mutual_tls
 from pushrep.status import PROBLEMS, Blocks
 from pushrep.status.metrics import StatusCollector
 from tests.integration.certificates import make_certificates

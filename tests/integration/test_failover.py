@@ -25,8 +25,8 @@ from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantPromote, CommandRefused
 from pushrep.outbox.promotion import election_in, promote, with_loss
 from pushrep.records import encode_batch
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import find_election_state
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.push_messages import GrantRequest, GrantResponse
 from tests.readers.batch_bytes import HEADER_BYTES, parse_batches

@@ -17,7 +17,7 @@ from filtering import ReplayFilter, StreamMetadata
 from pushrep import KafkaDestination, ReplayClient, ReplayRequest, Startpoint, StartpointStore
 from pushrep.health import HealthSettings
 from pushrep.outbox import RecordRefused
-from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.certificates import CertificateFiles
 from pushrep.startpoints.metrics import StartpointCollector
 from pushrep.status import JobStatus
 from pushrep.status.metrics import StatusCollector

@@ -17,12 +17,12 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.records import encode_batch
 from pushrep.replicate import node_calls
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.node_store import Refusal
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
 from pushrep.status.metrics import StatusCollector

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from tests.integration.certificates import make_certificates
 

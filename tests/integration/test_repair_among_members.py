@@ -17,7 +17,7 @@ from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import RepairRefused
 from pushrep.records.header import HEADER_BYTES
-from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import RepairRecordsRequest, RepairRecordsResponse

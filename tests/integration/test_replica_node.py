@@ -24,10 +24,10 @@ from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.plan import ReplayRequest
 from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
-from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.client import ClientConnection
+from pushrep.wire.connection import ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits
 from pushrep.wire.push_messages import (

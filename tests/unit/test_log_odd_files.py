@@ -22,7 +22,7 @@ from pushrep.log.verify import verify_log
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 from pushrep.replicate import NodeSettings, ReplicaNode
-from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

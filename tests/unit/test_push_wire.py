@@ -11,8 +11,7 @@ from pushrep.records import encode_batch
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.calls import encode, open_frame
-from pushrep.wire.errors import ProtocolError
-from pushrep.wire.frames import FrameLimits, FrameReader
+from pushrep.wire.frames import FrameLimits, FrameReader, ProtocolError
 
 
 def over_the_wire(message):

@@ -9,7 +9,7 @@ from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.wire import replay_messages as wire
-from pushrep.wire.client import PeerEvent
+from pushrep.wire.connection import PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 
 

@@ -4,10 +4,9 @@ import os
 
 import pytest
 
-from pushrep.wire.client import ClientConnection
+from pushrep.wire.connection import ClientConnection, ServerConnection
 from pushrep.wire.frames import SPARE_BYTES, FrameLimits, FrameReader, OpenedFrame, SpareBuffers, frame_head
 from pushrep.wire.push_messages import ApiVersionsRequest
-from pushrep.wire.server import ServerConnection
 from tests.unit.test_wire_connections import append_request, joined
 
 LARGE = 300_000
@@ -42,7 +41,7 @@ def spares():
 
 @pytest.fixture
 def server(spares):
-    return ServerConnection(spares=spares)
+    return ServerConnection(memory=spares)
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_before_done_every_frame_keeps_its_own(server, frame_of, spares):
 def test_after_done_the_memory_is_used_again(server, frame_of, spares):
     (first,) = received(server, frame_of(b"a" * LARGE))
     server.done()
-    another = ServerConnection(spares=spares)
+    another = ServerConnection(memory=spares)
     (second,) = received(another, frame_of(b"b" * LARGE))
     assert second == first == b"b" * LARGE, "by whichever connection comes first"
 

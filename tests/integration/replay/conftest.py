@@ -13,7 +13,7 @@ from pushrep.records import encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replay.remote import RemoteSession
 from pushrep.replicate import NodeSettings, ReplicaNode
-from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

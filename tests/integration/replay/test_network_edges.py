@@ -12,9 +12,9 @@ from pushrep.log.directory_files import CheckpointFile, encode_checkpoint, read_
 from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replay import events as e
 from pushrep.replay.remote import RemoteSession
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.replay_recordings import remove_files
 from pushrep.replicate.replay_server import ReplayServer
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until

@@ -9,8 +9,8 @@ import pytest
 from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
 from pushrep.replay import TO_END, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
+from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.replay_recordings import Recordings
-from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.integration.replay.conftest import QUICK, offsets, until
