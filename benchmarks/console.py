@@ -18,7 +18,8 @@ from pushrep.console.web import ConsoleServer, ConsoleSettings
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 
 PARTITIONS, NODES = 1_000, 200

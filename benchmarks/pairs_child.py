@@ -27,8 +27,9 @@ from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
 try:
     from pushrep.election.grants import Grant, Member
-    from pushrep.replicate import NodeSettings, ReplicaNode
     from pushrep.replicate.leading import Leading
+    from pushrep.replicate.node_settings import NodeSettings
+    from pushrep.replicate.replica_node import ReplicaNode
     from pushrep.replicate.settings import PushSettings, Replica
     from pushrep.replicate.sockets import Address
 except ImportError:  # a tree from before these rooms had their names

@@ -18,7 +18,8 @@ from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayRequest, ReplaySettings
 from pushrep.replay.node_connection import NodeConnection
-from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 from pushrep.wire import replay_messages as wire
 

@@ -17,7 +17,8 @@ from benchmarks.harness import AtMost, Timed, compare, random_values, scratch, s
 from benchmarks.push_sides import nodes
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem, RealFilesystem
 from pushrep.outbox import Acks, Outbox, OutboxConfig
-from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 
 PARTITIONS = 1_000

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pushrep.importing import refuse_hidden
 
 if TYPE_CHECKING:
+    from pushrep.election.messages import PushSessionEndReason
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.kafka import KafkaDestination
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from pushrep.outbox.async_outbox import AsyncOutbox
     from pushrep.records import Codec, Record
     from pushrep.replay import ReplayClient, ReplayRequest
-    from pushrep.replicate import PushManager, PushSession, PushSessionEndReason, ReplicaNode
+    from pushrep.replicate.led_partition import PushSession
+    from pushrep.replicate.manager import PushManager
+    from pushrep.replicate.replica_node import ReplicaNode
     from pushrep.startpoints import Startpoint, StartpointStore
     from pushrep.topic_id_partition import TopicIdPartition
 
@@ -35,13 +38,13 @@ _HOME = {
     "OnDiverged": "pushrep.outbox",
     "Outbox": "pushrep.outbox",
     "OutboxConfig": "pushrep.outbox",
-    "PushManager": "pushrep.replicate",
-    "PushSession": "pushrep.replicate",
+    "PushManager": "pushrep.replicate.manager",
+    "PushSession": "pushrep.replicate.led_partition",
     "PushSessionEndReason": "pushrep.election.messages",
     "PushrepError": "pushrep.errors",
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",
-    "ReplicaNode": "pushrep.replicate",
+    "ReplicaNode": "pushrep.replicate.replica_node",
     "ReplayClient": "pushrep.replay",
     "ReplayRequest": "pushrep.replay",
     "SegmentLog": "pushrep.log",

@@ -21,9 +21,10 @@ from pushrep.log import LogConfig
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay.plan import ReplaySettings
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.access import AUDIT
 from pushrep.replicate.certificates import CertificateFiles
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 
 

@@ -55,8 +55,9 @@ from pushrep.log.errors import LogLocked
 from pushrep.outbox.control import Calls, answer_line, connect_to, listen_in, remove_socket
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
-from pushrep.replicate import LastContact, ReplicaNode
 from pushrep.replicate.election_state import find_election_state
+from pushrep.replicate.node_store import LastContact
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.node")

@@ -52,12 +52,13 @@ from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
-from pushrep.replicate import LastContact, NodeSettings
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_store import LastContact
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address

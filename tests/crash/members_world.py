@@ -26,8 +26,9 @@ from pushrep.env.threads import SystemClock
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.certificates import CertificateFiles, mutual_tls
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 

@@ -13,9 +13,10 @@ from pushrep.election.messages import batches_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.leading import Leading
 from pushrep.replicate.node_connections import Connections
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire

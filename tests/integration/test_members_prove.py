@@ -30,8 +30,8 @@ from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.rebase import rebase
 from pushrep.outbox.replication import Replication
-from pushrep.replicate import NodeSettings
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
+from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.support.outbox_arguments import outbox_arguments

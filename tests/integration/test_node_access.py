@@ -24,12 +24,12 @@ from pushrep.outbox import NotEnoughReplicas
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
 from pushrep.replay.plan import ReplaySettings
-from pushrep.replicate import NodeSettings
 from pushrep.replicate.certificates import CertificateFiles, Reloading, expires_s, mutual_tls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
+from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, send_all

@@ -23,8 +23,10 @@ from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.plan import ReplayRequest
-from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
 from pushrep.replicate.connecting import ReplicaClient
+from pushrep.replicate.errors import CantListen, CorruptNodeFile, NodeInUse
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.connection import ClientConnection

@@ -35,7 +35,8 @@ from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.promotion import promote
-from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status.metrics import StatusCollector

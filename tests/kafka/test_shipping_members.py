@@ -15,7 +15,8 @@ from pushrep.log import LogConfig
 from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.promotion import promote
-from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import wait_until

@@ -31,7 +31,6 @@ from pushrep.replay import (
     ReplayRequest,
     ReplaySettings,
 )
-from pushrep.replicate import ReplicaNode
 from pushrep.replicate.access import Access, Kept
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
@@ -40,6 +39,7 @@ from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import NodeStore
 from pushrep.replicate.pusher import MemoryTracker, Pusher
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

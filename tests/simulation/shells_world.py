@@ -34,8 +34,9 @@ from pushrep.election.messages import batches_of
 from pushrep.errors import PushrepError
 from pushrep.log import Durability
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.election_state import read_election_state
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from tests.simulation.shells_service import SMALL, Service

@@ -8,7 +8,11 @@ from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
-from pushrep.replicate import Address, Leading, NodeSettings, PushSettings, Replica, ReplicaNode
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
 from tests.support.network_examiner import examine_network
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 from tests.support.simulated_network import KEEPALIVE_MS, SimulatedNetwork

@@ -6,8 +6,9 @@ from pushrep import Acks, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.election_state import find_election_state
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
 
 WAIT_S = 60

@@ -21,8 +21,9 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.connecting import ReplicaClient
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition

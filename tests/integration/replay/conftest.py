@@ -12,8 +12,9 @@ from pushrep.log import LogConfig
 from pushrep.records import encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replay.remote import RemoteSession
-from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.connecting import ReplicaClient
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
