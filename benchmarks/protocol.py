@@ -15,7 +15,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from benchmarks.harness import compare, random_values
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import encode, open_frame
-from pushrep.wire.codec import read_schemas, schema_folder
+from pushrep.wire.codec import read_schemas
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
 from pushrep.wire.push_messages import (
     AppendRecordsPartition,
@@ -92,7 +92,7 @@ def ours(partitions: int) -> Any:
 
 
 def fastavro_alone(partitions: int) -> Any:
-    schemas = read_schemas(schema_folder())
+    schemas = read_schemas()
     work = []
     for message in (request(partitions), response(partitions)):
         schema = parse_schema(schemas[type(message).__name__])

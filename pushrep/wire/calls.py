@@ -31,11 +31,9 @@ from pushrep.wire.codec import (
     HeaderReader,
     Schema,
     Writer,
-    check_schema,
     parts_of,
     read_schemas,
     reader_of,
-    schema_folder,
     writer_of,
 )
 from pushrep.wire.error_codes import ErrorCode
@@ -174,11 +172,6 @@ class MessageCodec:
     struct: Any
     schema: Schema
 
-    @property
-    def name(self) -> str:
-        """The message's, for errors."""
-        return str(self.struct.__name__)
-
     @cached_property
     def write(self) -> Writer:
         """The header of a message."""
@@ -195,19 +188,11 @@ class MessageCodec:
         return reader_of(self.struct)
 
 
-def codecs_of(schemas: Mapping[str, Schema]) -> dict[tuple[int, int], MessageCodec]:
-    """The codec of each api key and kind of frame. Raises BadArgument if classes and schemas disagree."""
-    if unknown := schemas.keys() ^ {struct.__name__ for struct in PLACE_OF}:
-        raise BadArgument("schemas", f"files and messages differ in {sorted(unknown)}")
-    found: dict[tuple[int, int], MessageCodec] = {}
-    for struct, (key, kind) in PLACE_OF.items():
-        schema = schemas[struct.__name__]
-        check_schema(struct, schema)
-        found[key, kind] = MessageCodec(api_key=key, kind=kind, struct=struct, schema=parse_schema(schema))
-    return found
-
-
-_CODECS = codecs_of(read_schemas(schema_folder()))
+_SCHEMAS = read_schemas()
+_CODECS: Mapping[tuple[int, int], MessageCodec] = {
+    (key, kind): MessageCodec(api_key=key, kind=kind, struct=struct, schema=parse_schema(_SCHEMAS[struct.__name__]))
+    for struct, (key, kind) in PLACE_OF.items()
+}
 
 
 def encode(message: Struct, correlation_id: int) -> list[Part]:
@@ -235,11 +220,13 @@ def open_frame(prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
         datum: Any = schemaless_reader(source, codec.schema, None)
         body_bytes = codec.reader.body_bytes(datum) if codec.reader.body_bytes is not None else 0
     except Exception as error:  # another library's decoder on hostile bytes may raise anything
-        raise ProtocolError(f"{codec.name}: {type(error).__name__}: {str(error)[:200]}") from error
+        raise ProtocolError(f"{codec.struct.__name__}: {type(error).__name__}: {str(error)[:200]}") from error
     if source.tell() != len(header):
-        raise ProtocolError(f"{codec.name}: {len(header) - source.tell()} bytes follow its last field")
+        raise ProtocolError(f"{codec.struct.__name__}: {len(header) - source.tell()} bytes follow its last field")
     if body_bytes != prefix.body_bytes:
-        raise ProtocolError(f"{codec.name}: {body_bytes} bytes of records, the frame has {prefix.body_bytes}")
+        raise ProtocolError(
+            f"{codec.struct.__name__}: {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
+        )
     return OpenedFrame(body_bytes, _finisher(prefix.correlation_id, codec, datum))
 
 
@@ -257,7 +244,7 @@ def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[
         try:
             message = codec.reader.message(datum, BodyCursor(body))
         except ValueError as error:  # BadArgument, BadGrant, or no member of an enum
-            raise ProtocolError(f"{codec.name}: {error}") from error
+            raise ProtocolError(f"{codec.struct.__name__}: {error}") from error
         return Frame(codec.api_key, codec.kind, correlation_id, message)
 
     return finish

@@ -9,8 +9,8 @@ length and its bytes, an array as a count, the items and a zero, a fixed as its 
 to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes
 with its. fastavro reads.
 
-The schemas are files, `schemas/<class>.avsc`, one for each message. Each describes its class exactly, which is checked
-when the files are read (`check_schema`), before anything is sent.
+The schemas are files, `schemas/<class>.avsc`, one for each message. Each describes its class exactly, which a test
+checks (tests/unit/test_wire_schemas.py).
 """
 
 import json
@@ -18,16 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, lru_cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 from uuid import UUID
 
-from pushrep.errors import BadArgument
 from pushrep.records.varint import VARINTS
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.values import INT_MAX, Column, Part, Records, Struct, Within, columns_of, notes, optional_of, size_of
+from pushrep.wire.values import Column, Part, Records, Struct, columns_of, optional_of, size_of
 
 Schema: TypeAlias = Any  # Avro's JSON: a name, or an object
 
@@ -35,63 +33,11 @@ RECORDS_FIELD = "records"
 RECORDS_SIZE_FIELD = "records_bytes"
 """The field of the header in place of the class's records: their size."""
 
-_UUID: Schema = {"type": "fixed", "name": "Uuid", "size": 16}
 
-
-def schema_folder() -> Traversable:
-    """Where the schemas are."""
-    return files("pushrep.wire") / "schemas"
-
-
-def read_schemas(folder: Traversable) -> dict[str, Schema]:
-    """{class name: schema} of every file. Raises BadArgument."""
-    found: dict[str, Schema] = {}
-    for file in folder.iterdir():
-        name, dot, suffix = file.name.partition(".")
-        if dot + suffix != ".avsc":
-            raise BadArgument("schemas", f"the name of {file.name} is not <class>.avsc")
-        found[name] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
-def check_schema(struct: type[Struct], schema: Schema) -> None:
-    """Raises BadArgument unless the schema is the class."""
-    wanted = expected_schema(struct)
-    if wanted != schema:
-        raise BadArgument(f"{struct.__name__}.avsc", f"it is not its class:\nfile  {schema}\nclass {wanted}")
-
-
-def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
-    """The schema that says the same as a class."""
-    seen = set() if seen is None else seen
-    # The prefix distinguishes a part of a message from the rules' class of its name.
-    name = struct.__name__.removeprefix("Wire")
-    if name in seen:
-        return name
-    seen.add(name)
-    columns = []
-    for at, column in columns_of(struct, include_extras=True).items():
-        if at == RECORDS_FIELD:
-            columns.append({"name": RECORDS_SIZE_FIELD, "type": "int"})
-        else:
-            columns.append({"name": at, "type": _expected_type(column.hint, seen)})
-    return {"type": "record", "name": name, "fields": columns}
-
-
-def _expected_type(hint: Any, seen: set[str]) -> Schema:
-    if get_origin(hint) is Annotated:
-        (within,) = (note for note in notes(hint) if isinstance(note, Within))
-        return "int" if within.high <= INT_MAX else "long"
-    if get_origin(hint) is tuple:
-        return {"type": "array", "items": _expected_type(get_args(hint)[0], seen)}
-    if UUID in {hint, optional_of(hint)}:
-        known = "Uuid" in seen
-        seen.add("Uuid")
-        return "Uuid" if known else _UUID
-    if issubclass(hint, Struct | TopicIdPartition):
-        return expected_schema(hint, seen)
-    simple = {bool: "boolean", str: "string", int: "int"}
-    return "int" if issubclass(hint, IntEnum) else simple[hint]
+def read_schemas() -> dict[str, Schema]:
+    """{class name: schema} of every message."""
+    folder = files("pushrep.wire") / "schemas"
+    return {file.name.removesuffix(".avsc"): json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()}
 
 
 Writer: TypeAlias = Callable[[Any], bytes]

@@ -14,12 +14,12 @@ from pushrep.election.grants import BALLOT_STRIDE, Grant, Member
 from pushrep.records.leader_epochs import EPOCH_MAX
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import PLACE_OF, encode, open_frame
-from pushrep.wire.codec import read_schemas, schema_folder
+from pushrep.wire.codec import read_schemas
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
 from pushrep.wire.values import Records, Within
 
 LIMITS = FrameLimits()
-SCHEMAS = {name: parse_schema(schema) for name, schema in read_schemas(schema_folder()).items()}
+SCHEMAS = {name: parse_schema(schema) for name, schema in read_schemas().items()}
 STRUCTS = sorted(PLACE_OF, key=lambda struct: struct.__name__)
 UUIDS = st.uuids(allow_nil=False)
 PARTITIONS = st.builds(
