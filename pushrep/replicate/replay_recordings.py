@@ -2,27 +2,46 @@
 
     <data>/.pushrep_recordings          the catalogue: an id once given is never another log's (pushrep/replay)
 
+extend     a stopped log goes on at its end, under a higher epoch           refused for a member's log
+truncate   sessions above the cut end first, then the log is cut            refused for a member's log
+purge      whole segments below an offset; of a member's log, none above the leader's log start
+delete     marked DELETED, sessions end; then the files go; then DeleteDone refused for a member's log, or while
+                                                                            replays run, unless forced
+A member's log: the newest grant names this node, or a leader's session is open on it. Only that leader may change it.
 A log is live while a leader's session is open on it, and while one may come back: if there was none since the node's
 start, and the newest grant names this node. An extended log is live until the node stops.
 """
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from pushrep.election.follower import NO_SESSION
 from pushrep.env import Filesystem
-from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
+from pushrep.errors import PushrepError
+from pushrep.log import (
+    BelowHighWatermark,
+    LogClosed,
+    LogReader,
+    NotALog,
+    OffsetOutOfRange,
+    SegmentLog,
+    StillNeeded,
+)
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
+from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.events import Deleted, Event, Truncated
 from pushrep.replay.source import LogSource
-from pushrep.replicate.access import Access
+from pushrep.replicate.access import Access, audit
 from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 
+_Asked: TypeAlias = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
 Marker: TypeAlias = tuple[int, LeaderEpochs | None]
 """How often a log was opened anew, and its epochs: the same objects as long as nothing has happened."""
 
@@ -69,11 +88,18 @@ class NodeSource(LogSource):
 
 
 class Recordings:
-    """The recordings of a node. For the worker's thread, except `is_live`, `may` and `source`."""
+    """The recordings of a node. For the worker's thread, except `is_live`, `may` and `source`.
+
+    `extend`, `truncate`, `purge` and `mark_deleted` are calls; they raise ReplayRefused, PushrepError, OSError.
+    """
 
     def __init__(self, store: NodeStore, address: str, access: Access) -> None:
         self.store, self.access = store, access
         self._address = address
+        self.sessions_of: Callable[[KeptRecording], int] = lambda _recording: 0
+        """How many sessions a recording has; the replay server's, as the next one."""
+        self.notify_sessions: Callable[[KeptRecording, Event], int] = lambda _recording, _event: 0
+        """Gives all of them an event; returns how many it ended."""
         self._opened: Catalogue | None = None
         self._extended: set[int] = set()
 
@@ -140,11 +166,6 @@ class Recordings:
             return False
         return any(member.address in {self._address, ""} for member in (*grant.members, *grant.previous_members))
 
-    def extended(self, recording: KeptRecording) -> None:
-        """It goes on here. Raises OSError."""
-        self.catalogue.resumed(recording.entry.recording_id)
-        self._extended.add(recording.entry.recording_id)
-
     def deleted(self, recording: KeptRecording) -> bool:
         """Mark it as deleted, durably; False, and nothing changed, if a leader has it. Raises OSError.
 
@@ -164,25 +185,30 @@ class Recordings:
         kept.end_removal(tp)
         return False
 
-    def remove(self, recording: KeptRecording) -> int:
-        """Remove the files of a log that `deleted` has marked; returns their bytes. Raises OSError."""
+    def remove(self, recording: KeptRecording) -> wire.DeleteDone:
+        """Remove the files of a log that `deleted` has marked; returns their bytes, or why not all were removed."""
+        recording_id = recording.entry.recording_id
         try:
-            return self._remove(recording)
-        finally:
-            recording.kept.end_removal(recording.entry.tp)
+            return wire.DeleteDone(recording_id=recording_id, freed_bytes=self._remove(recording))
+        except (OSError, PushrepError) as error:
+            code, why = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+            return wire.DeleteDone(recording_id=recording_id, error_code=code, error_message=why)
 
     def _remove(self, recording: KeptRecording) -> int:
-        filesystem, directory = self.store.filesystem, recording.kept.directory / str(recording.entry.tp)
-        recording.kept.release(recording.entry.tp)
-        if filesystem.exists(directory) and read_partition_metadata(directory, filesystem) in {
-            None,
-            recording.entry.tp.topic_id,
-        }:
-            freed = remove_files(filesystem, directory)
-            recording.kept.forget_removed()
-        else:
-            freed = 0
-        self.catalogue.removed(recording.entry.recording_id)
+        entry, kept, filesystem = recording.entry, recording.kept, self.store.filesystem
+        directory, freed = kept.directory / str(entry.tp), 0
+        try:
+            kept.release(entry.tp)
+            is_its_own = filesystem.exists(directory) and read_partition_metadata(directory, filesystem) in {
+                None,
+                entry.tp.topic_id,
+            }
+            if is_its_own:
+                freed = remove_files(filesystem, directory)
+                kept.forget_removed()
+            self.catalogue.removed(entry.recording_id)
+        finally:
+            kept.end_removal(entry.tp)
         return freed
 
     def _finish_removing(self, recording: KeptRecording) -> None:
@@ -191,7 +217,95 @@ class Recordings:
             # Its leader came first and relies on these files: that is another recording now.
             self.catalogue.removed(recording.entry.recording_id)
         else:
-            self.remove(recording)
+            self._remove(recording)
+
+    def extend(self, asked: wire.ExtendRequest, sender: str) -> wire.ExtendResponse:
+        """Let a stopped log go on at its end."""
+        recording, log = self._own(ApiKey.EXTEND, asked, sender)
+        if self.is_live(recording):
+            why = f"{recording.entry.tp} is written: only a stopped log can be extended"
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
+        newest = max(log.leader_epochs.latest_epoch, recording.kept.election_state.newest_epoch)
+        if asked.leader_epoch <= newest:
+            why = f"leader epoch {asked.leader_epoch} is not above {newest}: a log goes on under a higher one only"
+            raise ReplayRefused(ErrorCode.FENCED_LEADER_EPOCH, why)
+        log.flush()
+        end = log.log_end_offset
+        log.begin_epoch(asked.leader_epoch, end)
+        self.catalogue.resumed(asked.recording_id)
+        self._extended.add(asked.recording_id)
+        return wire.ExtendResponse(end_offset=end)
+
+    def truncate(self, asked: wire.TruncateRequest, sender: str) -> wire.TruncateResponse:
+        """Cut the log at the base of the batch that holds the offset."""
+        recording, log = self._own(ApiKey.TRUNCATE, asked, sender)
+        if not log.log_start_offset <= asked.offset <= log.log_end_offset:
+            why = f"offset {asked.offset} is outside of [{log.log_start_offset}, {log.log_end_offset}]"
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, why)
+        at = next(log.batches(asked.offset, asked.offset + 1), None) if asked.offset < log.log_end_offset else None
+        cut = asked.offset if at is None else at.header.base_offset
+        if cut < log.log_start_offset:
+            assert at is not None, "else it is the offset itself"
+            why = f"offset {asked.offset} lies in the batch at {cut}, which begins below the log start"
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
+        epoch = log.leader_epochs.epoch_of(cut - 1)
+        stopped = self.notify_sessions(recording, Truncated(cut, epoch))
+        end = log.truncate_to(cut, force=True)
+        self.notify_sessions(recording, Truncated(cut, epoch))  # sessions that have begun meanwhile
+        return wire.TruncateResponse(end_offset=end, stopped=stopped)
+
+    def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
+        """Remove the whole segments below the offset."""
+        recording, log = self._log(ApiKey.PURGE, asked, sender)
+        before = asked.before_offset
+        if self.is_led(recording):
+            before = min(before, log.log_start_offset)  # as the leader gave it last
+        try:
+            start = log.purge(before)
+        except StillNeeded as error:
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, str(error)) from error
+        except (OffsetOutOfRange, BelowHighWatermark) as error:
+            raise ReplayRefused(ErrorCode.INVALID_POSITION, str(error)) from error
+        return wire.PurgeResponse(log_start_offset=start)
+
+    def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
+        """Mark it as DELETED in the catalogue, and notify its sessions."""
+        recording = self._found(ApiKey.DELETE, asked, sender)
+        if self.is_led(recording):
+            raise _led(recording)
+        running = self.sessions_of(recording)
+        if running and not asked.force:
+            why = f"{running} replays of recording {asked.recording_id} run: stop them, or force it"
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
+        if not self.deleted(recording):
+            raise _led(recording)  # a leader came at this moment
+        self.notify_sessions(recording, Deleted())
+        return recording
+
+    def _found(self, call: ApiKey, asked: _Asked, sender: str) -> KeptRecording:
+        recording_id = asked.recording_id
+        recording = self.find(recording_id)
+        if not self.may(call, recording, sender):
+            raise ReplayRefused(ErrorCode.UNAUTHORISED, f"recording {recording_id} is not yours to keep")
+        if recording is None:
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}")
+        audit(sender, asked, call)
+        return recording
+
+    def _log(self, call: ApiKey, asked: _Asked, sender: str) -> tuple[KeptRecording, SegmentLog]:
+        recording = self._found(call, asked, sender)
+        try:
+            replica = self.store.describe(recording.kept, recording.entry.tp, create=False)
+        except Refusal as error:
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, str(error)) from error
+        return recording, replica.log
+
+    def _own(self, call: ApiKey, asked: _Asked, sender: str) -> tuple[KeptRecording, SegmentLog]:
+        """The recording, if no leader owns its log."""
+        recording, log = self._log(call, asked, sender)
+        if self.is_led(recording):
+            raise _led(recording)
+        return recording, log
 
     def described(self, asked: wire.DescribeRecordingsRequest, sender: str) -> wire.DescribeRecordingsResponse:
         """The answer. Raises CorruptCatalogue, OSError."""
@@ -242,6 +356,11 @@ class Recordings:
 
 
 _ENTRIES_MAX = 1000
+
+
+def _led(recording: KeptRecording) -> ReplayRefused:
+    why = f"{recording.entry.tp} is its leader's to change: its newest grant names this node, or it is written"
+    return ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
 
 
 def remove_files(filesystem: Filesystem, directory: Path) -> int:
