@@ -23,9 +23,10 @@ from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
-from pushrep.errors import BadArgument, PushrepError
-from pushrep.replicate.errors import CorruptNodeFile
+from pushrep.errors import BadArgument
+from pushrep.replicate.errors import CorruptNodeFile, Refusal
 from pushrep.wire.calls import ApiKey
+from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Struct
 
 _LOG = logging.getLogger("pushrep.node")
@@ -75,7 +76,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,
         ApiKey.CREDIT: _READS,
-        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # the identity's own session; KEEP for other sessions, see `STOP_ALL`
+        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # the identity's own session; KEEP for others'
         ApiKey.DESCRIBE_RECORDINGS: _SEES,
         ApiKey.EXTEND: _KEEPS,
         ApiKey.TRUNCATE: _KEEPS,
@@ -91,12 +92,8 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
 assert ROLES_OF.keys() == set(ApiKey), "every call has its roles"
 OWN = frozenset({Role.LEAD, Role.LIST})
 """The roles of an identity on an outbox that it created, and on one whose grant names it."""
-STOP_ALL = _KEEPS
-"""The roles that allow an identity to end sessions of others."""
 CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
 """Calls that may create an outbox on the node; if it is not here yet, `create` is enough."""
-CHANGES = frozenset({ApiKey.GRANT, ApiKey.STOP_REPLAY, ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE})
-"""Operators' calls that change something, which are written to the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,20 +228,12 @@ def identity_in(certificate: Mapping[str, Any]) -> str:
     return ANONYMOUS if found in _RESERVED else found
 
 
-def arguments_of(request: Struct) -> str:
-    """The arguments of an operator's call, on one line; values are cut at 200 characters."""
-    names = [field.name for field in fields(type(request))]  # type: ignore[arg-type]  # every message is a dataclass
-    return ", ".join(f"{name}={str(getattr(request, name))[:200]!r}" for name in names)
-
-
-class Unauthorised(PushrepError):
-    """This identity may not make the call. The text names the roles that would, and nothing about the data."""
-
-    def __init__(self, identity: str, call: ApiKey, outbox_id: UUID | None) -> None:
-        roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
-        what = "any outbox" if outbox_id is None else f"outbox {outbox_id}"
-        super().__init__(f"{identity!r} may not call {call.name} of {what}: it needs the role {roles} (--allow)")
-        self.identity, self.call, self.outbox_id = identity, call, outbox_id
+def unauthorised(identity: str, call: ApiKey, outbox_id: UUID | None = None) -> Refusal:
+    """This identity may not make the call. The text names the roles that would allow it, and nothing about the data."""
+    roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
+    what = "any outbox" if outbox_id is None else f"outbox {outbox_id}"
+    why = f"{identity!r} may not call {call.name} of {what}: it needs the role {roles} (--allow)"
+    return Refusal(ErrorCode.UNAUTHORISED, why)
 
 
 class Kept(NamedTuple):
@@ -277,8 +266,7 @@ class Access:
         self._policy = Policy.of(rules())
         self._lock = threading.RLock()
         self._places: dict[UUID, Place] = {}
-        self._answers: dict[tuple[str, ApiKey, UUID], bool] = {}
-        self._could: dict[tuple[str, ApiKey], bool] = {}
+        self._answers: dict[tuple[str, ApiKey, UUID | None], bool] = {}  # None: about any outbox, of `could`
         self._named_by, self._named, self._named_ms = named, frozenset[str](), clock.monotonic_ms() - _NAMED_MS
         self._refused: Counter[tuple[str, str]] = Counter()
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
@@ -291,12 +279,11 @@ class Access:
         with self._lock:
             self._policy = policy
             self._answers.clear()
-            self._could.clear()
 
     def check(
         self, identity: str, call: ApiKey, outbox_id: UUID, topics: Iterable[str] = (), *, begins: bool = False
     ) -> None:
-        """Raise Unauthorised unless the identity may make this call about this outbox.
+        """Raise Refusal unless the identity may make this call about this outbox.
 
         topics: the topics in a call that may create the outbox. begins: the call creates or leads the outbox; if the
         outbox has no owner, this identity may become its owner, which is on disk when this returns. Raises
@@ -313,18 +300,12 @@ class Access:
             return self._policy.everywhere(identity, call)
         return self._judge(identity, call, outbox_id, frozenset(), begins=begins)
 
-    def everywhere(self, identity: str, call: ApiKey) -> bool:
-        """Whether it may make this call about every outbox, also one that is not here."""
-        return self._policy.everywhere(identity, call)
-
     def could(self, identity: str, call: ApiKey) -> bool:
         """Whether there may be an outbox about which it may make this call; cheap, asked before any look-up."""
-        known = self._could.get((identity, call))
+        known = self._answers.get((identity, call, None))
         if known is None:
             with self._lock:  # `reload` clears the decisions of the old rules
-                known = self._policy.could(identity, call)
-                if len(self._could) < _ANSWERS_MAX:
-                    self._could[identity, call] = known
+                known = self._keep_answer(identity, call, None, may=self._policy.could(identity, call))
         return known or (bool(OWN & ROLES_OF[call]) and self._is_named(identity))
 
     def _is_named(self, identity: str) -> bool:
@@ -337,15 +318,9 @@ class Access:
                 self._named, self._named_ms = self._named_by() - UNPROVEN, now_ms
             return identity in self._named
 
-    def may_stop(self, identity: str, outbox_id: UUID | None) -> bool:
-        """Whether it may end others' sessions. outbox_id None: on every outbox. Raises CorruptNodeFile, OSError."""
-        if outbox_id is None:
-            return self._policy.everywhere(identity, ApiKey.DELETE)
-        return bool(self._policy.roles(identity, self._place(outbox_id)) & STOP_ALL)
-
-    def refused(self, identity: str, call: ApiKey, outbox_id: UUID | None = None) -> Unauthorised:
+    def refused(self, identity: str, call: ApiKey, outbox_id: UUID | None = None) -> Refusal:
         """Count a refusal; log it at most once a minute for each call and identity. Returns the error."""
-        error, now_ms = Unauthorised(identity, call, outbox_id), self._clock.monotonic_ms()
+        error, now_ms = unauthorised(identity, call, outbox_id), self._clock.monotonic_ms()
         with self._lock:
             key = (call.name, identity)
             if key not in self._refused and len(self._refused) >= _COUNTED_MAX:
@@ -378,11 +353,11 @@ class Access:
             return known
         with self._lock:
             policy = self._policy
-            is_creator = policy.creates_by_name(identity)
-            if policy.everywhere(identity, call) and not is_creator:
-                return self._keep_answer(identity, call, outbox_id, may=True)
-            if policy.everywhere(identity, call) and not begins:
-                return True
+            if policy.everywhere(identity, call):
+                if not policy.creates_by_name(identity):
+                    return self._keep_answer(identity, call, outbox_id, may=True)
+                if not begins:
+                    return True
             place = self._place(outbox_id)
             seen = place if place.is_here else Place(outbox_id, None, topics)
             is_first = policy.is_first_leader(identity, call, seen)
@@ -394,7 +369,7 @@ class Access:
             lasts = outbox_id in self._places and not is_first
             return self._keep_answer(identity, call, outbox_id, may=may) if lasts else may
 
-    def _keep_answer(self, identity: str, call: ApiKey, outbox_id: UUID, *, may: bool) -> bool:
+    def _keep_answer(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, may: bool) -> bool:
         if len(self._answers) < _ANSWERS_MAX:
             self._answers[identity, call, outbox_id] = may
         return may
@@ -421,8 +396,10 @@ class Access:
 
 
 def audit(identity: str, request: Struct, call: ApiKey) -> None:
-    """Write an operator's allowed call to the audit log."""
-    AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments_of(request))
+    """Write an operator's allowed call to the audit log: on one line, values cut at 200 characters."""
+    names = [field.name for field in fields(type(request))]  # type: ignore[arg-type]  # every message is a dataclass
+    arguments = ", ".join(f"{name}={str(getattr(request, name))[:200]!r}" for name in names)
+    AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments)
 
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:

@@ -275,12 +275,8 @@ class Election:
                     self._fetched(fetch.partition, batch)
         log.flush()
         end = log.log_end_offset
-        with self.state_store.lock:
-            unfilled = {
-                name: to for name, to in self.state_store.kept.unfilled.items() if name != log.path.name or to > end
-            }
-            if unfilled != self.state_store.kept.unfilled:
-                self.state_store.keep(replace(self.state_store.kept, unfilled=unfilled))
+        if self.state_store.kept.unfilled.get(log.path.name, 0) <= end:
+            self.state_store.note_refilled(log.path.name)
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
     def give_up_lost(self) -> None:
@@ -293,8 +289,7 @@ class Election:
                 end, kept = log.log_end_offset, log.quarantine()
                 _LOG.error("%s is damaged from %d on, which is given up; it lies in %s", log.path, end, kept)
         with self.state_store.lock:
-            if self.state_store.kept.unfilled:
-                self.state_store.keep(replace(self.state_store.kept, unfilled={}))
+            self.state_store.keep(replace(self.state_store.kept, unfilled={}))
 
     def _set_unfenced_aside(self, log: SegmentLog) -> None:
         mark = self.state_store.kept.unfenced.get(log.path.name)
@@ -302,9 +297,7 @@ class Election:
             return
         kept, before = without_unfenced(ends_of(log), mark), log.log_end_offset
         cut_unfenced(log, kept)
-        with self.state_store.lock:
-            marks = {name: one for name, one in self.state_store.kept.unfenced.items() if name != log.path.name}
-            self.state_store.keep(replace(self.state_store.kept, unfenced=marks))
+        self.state_store.forget_unfenced(log.path.name)
         count = before - kept.log_end_offset
         _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
 

@@ -112,12 +112,8 @@ class ElectionStateStore:
         self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
         self.lock = threading.RLock()
         """Held from reading to storing, so that one grant at a time is judged."""
-        self._kept = read_election_state(directory, outbox_id, filesystem)
-
-    @property
-    def kept(self) -> ElectionState:
+        self.kept = read_election_state(directory, outbox_id, filesystem)
         """The state as on disk."""
-        return self._kept
 
     @property
     def directory_id(self) -> UUID | None:
@@ -128,22 +124,39 @@ class ElectionStateStore:
     def keep(self, state: ElectionState) -> None:
         """Store the state; on disk when this returns. If it raises, the old one holds."""
         with self.lock:
-            if state != self._kept:
+            if state != self.kept:
                 self.filesystem.make_directory(self.directory)
-                if state.are_logs_outdated and not self._kept.are_logs_outdated:  # the state of these logs
+                if state.are_logs_outdated and not self.kept.are_logs_outdated:  # the state of these logs
                     aside = self._aside(state)
                     self.filesystem.make_directory(aside)
-                    write_election_state(aside, self.outbox_id, self._kept, self.filesystem)
+                    write_election_state(aside, self.outbox_id, self.kept, self.filesystem)
                 write_election_state(self.directory, self.outbox_id, state, self.filesystem)
-                self._kept = state
+                self.kept = state
 
     def note_lost(self, log: str, end_offset: int) -> None:
         """Store that `log` lost records up to `end_offset`: this member does not count before it has them again. Raises
         OSError.
         """
         with self.lock:
-            kept = self._kept.unfilled
-            self.keep(replace(self._kept, unfilled={**kept, log: max(end_offset, kept.get(log, 0))}))
+            kept = self.kept.unfilled
+            self.keep(replace(self.kept, unfilled={**kept, log: max(end_offset, kept.get(log, 0))}))
+
+    def note_refilled(self, log: str) -> None:
+        """`log` has its lost records again. Raises OSError."""
+        with self.lock:
+            self.keep(replace(self.kept, unfilled={name: to for name, to in self.kept.unfilled.items() if name != log}))
+
+    def forget_unfenced(self, log: str) -> None:
+        """The unfenced records of `log` were cut off. Raises OSError."""
+        with self.lock:
+            left = {name: mark for name, mark in self.kept.unfenced.items() if name != log}
+            self.keep(replace(self.kept, unfenced=left))
+
+    def store_epoch(self, leader_epoch: int) -> None:
+        """Refuse older leaders from now on, durably. Raises OSError."""
+        with self.lock:
+            if leader_epoch > self.kept.leader_epoch:
+                self.keep(replace(self.kept, leader_epoch=leader_epoch))
 
     def set_logs_aside(self, held: LogDirectory) -> None:
         """If a grant of a higher generation was stored, move the older logs aside, with their checkpoints.
@@ -151,9 +164,9 @@ class ElectionStateStore:
         held: the directory, none of its logs open. Raises OSError; the next call goes on from there.
         """
         with self.lock:
-            if not self._kept.are_logs_outdated:
+            if not self.kept.are_logs_outdated:
                 return
-            aside, filesystem = self._aside(self._kept), self.filesystem
+            aside, filesystem = self._aside(self.kept), self.filesystem
             filesystem.make_directory(aside)
             names = [name for name in filesystem.list(self.directory) if is_log_name(name)]
             if names:
@@ -169,13 +182,13 @@ class ElectionStateStore:
             for name in names:
                 held.forget_missing(name)
             held.forget_removed()
-            self.keep(replace(self._kept, log_generation=self._kept.generation))
+            self.keep(replace(self.kept, log_generation=self.kept.generation))
         if names:
             _LOG.warning(
                 "%s: a loss was accepted while this member was away (generation %s): what it held is in %s, and it is "
                 "given everything",
                 self.directory,
-                label(self._kept.generation),
+                label(self.kept.generation),
                 aside,
             )
 
@@ -185,7 +198,7 @@ class ElectionStateStore:
     def read_again(self) -> None:
         """Read the file again, which another process may have written."""
         with self.lock:
-            self._kept = read_election_state(self.directory, self.outbox_id, self.filesystem)
+            self.kept = read_election_state(self.directory, self.outbox_id, self.filesystem)
 
 
 def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> ElectionState:

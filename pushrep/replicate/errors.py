@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pushrep.errors import PushrepError
+from pushrep.wire.error_codes import ErrorCode
 
 
 class IllegalState(PushrepError):
@@ -54,3 +55,11 @@ class CantListen(PushrepError):
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"can't listen on {address}: {why}")
         self.address, self.why = address, why
+
+
+class Refusal(PushrepError):
+    """A node does not carry out a call; `code` is its answer's error code."""
+
+    def __init__(self, code: ErrorCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code

@@ -19,8 +19,9 @@ from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.errors import RepairRefused
 from pushrep.records import CorruptRecordBatch
-from pushrep.replicate.access import Access, Unauthorised, audit
-from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.access import Access, audit, unauthorised
+from pushrep.replicate.errors import Refusal
+from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.replica import ReplicaLog, begin_epochs
 from pushrep.replicate.sockets import Address
@@ -64,8 +65,6 @@ class NodeCalls:
             if not self._access.could(sender, key):
                 raise self._access.refused(sender, key)
             return call(request, sender)
-        except Unauthorised as error:
-            return refusal(key, ErrorCode.UNAUTHORISED, str(error))
         except Refusal as error:
             return refusal(key, error.code, str(error))
         except (OSError, PushrepError) as error:
@@ -258,8 +257,8 @@ class NodeCalls:
         return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
 
     def _describe_node(self, _request: wire.DescribeNodeRequest, sender: str) -> Struct:
-        if not self._access.everywhere(sender, ApiKey.DESCRIBE_NODE):
-            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted, because scrapers ask, too
+        if not self._access.may(sender, ApiKey.DESCRIBE_NODE, None):
+            raise unauthorised(sender, ApiKey.DESCRIBE_NODE)  # not counted, because scrapers ask, too
         return wire.DescribeNodeResponse(status=self._describe())
 
     def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:

@@ -15,7 +15,7 @@ follows.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -36,7 +36,7 @@ from pushrep.replicate.election_state import (
     raise_replica_epoch,
     read_election_state,
 )
-from pushrep.replicate.errors import CorruptNodeFile, NodeInUse
+from pushrep.replicate.errors import CorruptNodeFile, NodeInUse, Refusal
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica import DiskTrouble, ReplicaLog
 from pushrep.topic_id_partition import TopicIdPartition
@@ -46,14 +46,6 @@ _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
 _PROPOSED_MAX = 1024  # of outboxes that were asked for and have no grant yet
 _Answer = TypeVar("_Answer")
-
-
-class Refusal(PushrepError):
-    """A log is not available; `code` is the answer's error code."""
-
-    def __init__(self, code: ErrorCode, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 class LastContact(NamedTuple):
@@ -83,7 +75,8 @@ class KeptOutbox:
         self._exclusive_lock = threading.RLock()
         self._aside_lock = threading.Lock()
         self._is_exclusive = False
-        self._handovers = 0
+        self.handovers = 0
+        """How many have the directory, or wait for it."""
         self._filled: set[int] = set()  # partitions of an unfilled member that are filled
         self._is_known = False  # whether the directory's id was settled
         self._is_unread = False  # a promotion that had the directory may have changed its election state
@@ -92,7 +85,7 @@ class KeptOutbox:
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
         self._unopened: dict[TopicIdPartition, DiskTrouble] = {}
-        self._state_store = ElectionStateStore(self.directory, outbox_id, store.filesystem)
+        self.state_store = ElectionStateStore(self.directory, outbox_id, store.filesystem)
 
     @property
     def directory_id(self) -> UUID | None:
@@ -114,15 +107,15 @@ class KeptOutbox:
     @property
     def election_state(self) -> ElectionState:
         """The newest grant and leader epoch, as on disk."""
-        return self._state_store.kept
+        return self.state_store.kept
 
     def look_again(self) -> None:
         """Read again a directory that was put here while the node runs, or that its service may have written to.
 
         Raises CorruptNodeFile, OSError.
         """
-        if self._state_store.kept == ElectionState() or self.election_state.is_led_here:
-            self._state_store.read_again()
+        if self.state_store.kept == ElectionState() or self.election_state.is_led_here:
+            self.state_store.read_again()
 
     @contextmanager
     def exclusive_open(self) -> Iterator[None]:
@@ -137,18 +130,17 @@ class KeptOutbox:
             return
         with self._exclusive_lock:
             self._check_not_handed_over()  # it may have been handed over while we waited
-            held = self._acquire()
-            try:
-                self._settle(held)
-                self._state_store.read_again()
-                self._is_exclusive = True
-                self._finish_setting_aside()
-                yield
-            finally:
-                self._is_exclusive = False
-                if self.election_state.is_led_here:
-                    self.close()  # its service may open it at any time
-                held.release()
+            with self._held_alone() as held:
+                try:
+                    self._settle(held)
+                    self.state_store.read_again()
+                    self._is_exclusive = True
+                    self._finish_setting_aside()
+                    yield
+                finally:
+                    self._is_exclusive = False
+                    if self.election_state.is_led_here:
+                        self.close()  # its service may open it at any time
 
     def _finish_setting_aside(self) -> None:
         """Before any answer or append: move logs of an older generation than the grant's aside.
@@ -161,20 +153,12 @@ class KeptOutbox:
             self.close()
             with self._lock:
                 self._check_not_handed_over()
-                held = self._acquired()
-                try:
-                    self._state_store.set_logs_aside(held)
+                with self._held() as held:
+                    self.state_store.set_logs_aside(held)
                     held.forget_original()  # the original's promises do not hold in this generation
-                finally:
-                    held.release()
                 self._filled.clear()
             with self._contact_lock:  # its epochs are of another generation
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
-
-    @property
-    def is_handed_over(self) -> bool:
-        """Whether somebody else has the directory, or waits for it."""
-        return self._handovers > 0
 
     @contextmanager
     def hand_over(self) -> Iterator[Path]:
@@ -182,42 +166,44 @@ class KeptOutbox:
 
         Its election state then decides who opens it next. While that can't be read nobody does.
         """
-        with self._lock, self._state_store.lock:  # grants accepted before are on disk now; others are refused
-            self._handovers += 1
+        with self._lock, self.state_store.lock:  # grants accepted before are on disk now; others are refused
+            self.handovers += 1
         try:
             with self._exclusive_lock:  # wait for the call that is being answered
                 self.close()
             yield self.directory
         finally:
-            with self._lock, self._state_store.lock:  # no grant is judged in between by the old state
-                self._handovers -= 1
+            with self._lock, self.state_store.lock:  # no grant is judged in between by the old state
+                self.handovers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
                 self._check_not_handed_over()
 
     def _check_not_handed_over(self) -> None:
         """Raise Refusal while another process has the directory, or its election state can't be read afterwards."""
-        with self._state_store.lock:
-            if self.is_handed_over:
+        with self.state_store.lock:
+            if self.handovers:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is handed over for now")
             if not self._is_unread:
                 return
             try:
-                self._state_store.read_again()
+                self.state_store.read_again()
             except (OSError, PushrepError) as error:
                 _LOG.error("%s: nothing of it is answered until its promises can be read: %s", self.directory, error)
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
             self._is_unread = False
 
-    def _acquire(self) -> LogDirectory:
-        try:
-            held = self._acquired()
-        except LogLocked as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"its service has it: {error}") from error
-        if held.references > 1:
-            held.release()
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"a service in this process has {self.directory}")
-        return held
+    @contextmanager
+    def _held_alone(self) -> Iterator[LogDirectory]:
+        """Raises Refusal while its service has the directory."""
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(self._held())
+            except LogLocked as error:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"its service has it: {error}") from error
+            if held.references > 1:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"a service in this process has {self.directory}")
+            yield held
 
     def settle_directory(self, *, create: bool = False) -> None:
         """Called before the first promise: gives the directory an id; a copy gets one of its own and counts as
@@ -229,12 +215,9 @@ class KeptOutbox:
             if self._is_known or not (exists or create):
                 return
             self._store.filesystem.make_directory(self.directory)
-            held = self._acquired()
-            try:
+            with self._held() as held:
                 self._settle(held)
                 self._is_known = True
-            finally:
-                held.release()
 
     def _settle(self, held: LogDirectory) -> None:
         if held.is_unsettled_copy:
@@ -247,9 +230,14 @@ class KeptOutbox:
         held.settle_id(self._store.proposed_id(self.outbox_id))
         self._store.forget_proposal(self.outbox_id)
 
-    def _acquired(self) -> LogDirectory:
+    @contextmanager
+    def _held(self) -> Iterator[LogDirectory]:
         store = self._store
-        return LogDirectory.acquire(self.directory, store.filesystem, store.clock, copy_check=store.settings.copy_check)
+        held = LogDirectory.acquire(self.directory, store.filesystem, store.clock, copy_check=store.settings.copy_check)
+        try:
+            yield held
+        finally:
+            held.release()
 
     @property
     def last_contact_ms(self) -> int:
@@ -275,12 +263,6 @@ class KeptOutbox:
             if leader_epoch > before.leader_epoch or (leader_epoch == before.leader_epoch and not before.is_over):
                 self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last)
 
-    def store_epoch(self, leader_epoch: int) -> None:
-        """Refuse older leaders from now on, durably. Raises OSError."""
-        with self._state_store.lock:
-            if leader_epoch > self.election_state.leader_epoch:
-                self._state_store.keep(replace(self.election_state, leader_epoch=leader_epoch))
-
     def offer_grant(self, offered: Grant, sender: int, addressed_as: int, *, is_first: bool = False) -> ErrorCode:
         """Store the grant if the rules accept it, on disk when this returns; else returns why not. Raises OSError,
         Refusal.
@@ -291,7 +273,7 @@ class KeptOutbox:
         """
         if self.election_state.grant is None:
             self.settle_directory(create=True)  # the grant may name it, so it needs its id before the grant is stored
-        with self._state_store.lock:
+        with self.state_store.lock:
             self._check_not_handed_over()  # whoever has the directory writes its election state
             kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
@@ -303,14 +285,14 @@ class KeptOutbox:
                 )
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
-                self._state_store.keep(replace(kept, rival=offered))
+                self.state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             if outcome is ErrorCode.NONE and (offered != kept.grant or addressed_as != kept.member):
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # With its epoch, as the leader stores it: else its first request would write this file again.
                 state = kept.with_grant(offered)
                 is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self._state_store.keep(replace(state, member=addressed_as, is_unfilled=is_unfilled))
+                self.state_store.keep(replace(state, member=addressed_as, is_unfilled=is_unfilled))
                 if is_named and addressed_as not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()
@@ -325,41 +307,20 @@ class KeptOutbox:
     def _forget_original(self) -> None:
         found = self._found_id()
         if found is not None and found.is_copy:
-            held = self._acquired()
-            try:
+            with self._held() as held:
                 held.forget_original()
-            finally:
-                held.release()
             _LOG.info("%s has been given everything: it counts under its own id", self.directory)
 
     def note_filled(self, tp: TopicIdPartition) -> None:
         """The leader has filled `tp`; once all partitions are filled, this member counts. Raises OSError."""
-        with self._state_store.lock:
+        with self.state_store.lock:
             kept = self.election_state
             if not kept.is_unfilled or kept.grant is None:
                 return
             self._filled.add(tp.partition)
             if self._filled >= set(range(kept.grant.partitions)):
-                self._state_store.keep(replace(kept, is_unfilled=False))
+                self.state_store.keep(replace(kept, is_unfilled=False))
                 _LOG.info("%s has been given everything: it counts as member %d", self.directory, kept.member)
-
-    def note_lost(self, log: str, end_offset: int) -> None:
-        """See ElectionStateStore.note_lost."""
-        self._state_store.note_lost(log, end_offset)
-
-    def note_refilled(self, log: str) -> None:
-        """`log` has its lost records again. Raises OSError."""
-        with self._state_store.lock:
-            kept = self.election_state
-            unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
-            self._state_store.keep(replace(kept, unfilled=unfilled))
-
-    def forget_unfenced(self, log: str) -> None:
-        """The unfenced records of `log` were cut off. Raises OSError."""
-        with self._state_store.lock:
-            kept = self.election_state
-            unfenced = {name: mark for name, mark in kept.unfenced.items() if name != log}
-            self._state_store.keep(replace(kept, unfenced=unfenced))
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:
         """The open log of `tp`; one that failed is opened again. Raises Refusal."""
@@ -401,14 +362,11 @@ class KeptOutbox:
         }
         if len(missing) < 2:
             return
-        held = self._acquired()
-        try:
+        with self._held() as held:
             # A removed log is made when it is opened, which notes its lost records.
             at = CheckpointFile.HIGH_WATERMARK
             new = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
             create_logs(held, new, has_replicas=True)
-        finally:
-            held.release()
 
     def open_replica(self, tp: TopicIdPartition) -> ReplicaLog | None:
         """The log of `tp` if it is in use."""
@@ -434,11 +392,8 @@ class KeptOutbox:
 
     def forget_removed(self) -> None:
         """Missing logs were removed on purpose: see LogDirectory.forget_removed. Raises OSError, LogLocked."""
-        held = self._acquired()
-        try:
+        with self._held() as held:
             held.forget_removed()
-        finally:
-            held.release()
 
     def release(self, tp: TopicIdPartition) -> None:
         """Close and forget the log, before its files are removed."""
@@ -480,21 +435,18 @@ class KeptOutbox:
 
     def _opened(self, tp: TopicIdPartition) -> ReplicaLog:
         store = self._store
-        directory = self._acquired()
-        try:
+        with self._held():
             return ReplicaLog(
                 tp,
                 self.directory,
                 config=store.settings.log_config,
                 replica_epoch=store.replica_epoch,
                 flush=store.settings.flush,
-                state=self,
+                outbox=self,
                 news=store.changed,
                 filesystem=store.filesystem,
                 clock=store.clock,
             )
-        finally:
-            directory.release()
 
     def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         try:

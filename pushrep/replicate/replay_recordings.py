@@ -36,7 +36,8 @@ from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import Deleted, Event, Truncated
 from pushrep.replay.source import LogSource
 from pushrep.replicate.access import Access, audit
-from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.errors import Refusal
+from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
@@ -318,7 +319,7 @@ class Recordings:
                 if len(chosen) == min(max(1, asked.limit), _ENTRIES_MAX):
                     return wire.DescribeRecordingsResponse(recordings=tuple(chosen), has_more=True)
                 chosen.append(self._wire(entry))
-        could = self.access.everywhere(sender, ApiKey.DESCRIBE_RECORDINGS)
+        could = self.access.may(sender, ApiKey.DESCRIBE_RECORDINGS, None)
         if not chosen and not could and not any(self._may_see(entry, sender) for entry in self.catalogue):
             self.access.refused(sender, ApiKey.DESCRIBE_RECORDINGS)
             return wire.DescribeRecordingsResponse(

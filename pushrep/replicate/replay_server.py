@@ -423,7 +423,7 @@ class ReplayCalls:
         if asked.recording_id < 0:
             served = self._server.served.get(asked.session_id)
             is_own = served is None or served.identity == connection.sender
-            if served is not None and not is_own and not access.may_stop(connection.sender, served.outbox_id):
+            if served is not None and not is_own and not access.may(connection.sender, ApiKey.DELETE, served.outbox_id):
                 access.refused(connection.sender, ApiKey.STOP_REPLAY)
                 self.answer(connection, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
                 return
@@ -436,7 +436,8 @@ class ReplayCalls:
 
         def may() -> bool:
             recording = recordings.find(recording_id)
-            if not access.may_stop(connection.sender, None if recording is None else recording.entry.outbox_id):
+            # Who may delete it may end the sessions of others.
+            if not access.may(connection.sender, ApiKey.DELETE, recording and recording.entry.outbox_id):
                 access.refused(connection.sender, ApiKey.STOP_REPLAY)
                 return False
             audit(connection.sender, asked, ApiKey.STOP_REPLAY)

@@ -35,7 +35,7 @@ from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, S
 from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_repair import SegmentRepair
 from pushrep.records import RecordBatch
-from pushrep.replicate.election_state import ElectionState
+from pushrep.replicate.election_state import ElectionStateStore
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
@@ -43,10 +43,6 @@ from pushrep.wire.values import Part
 
 _LOG = logging.getLogger("pushrep.node")
 _LOGGED_AGAIN_MS = 60_000
-
-
-class CantFollow(PushrepError):
-    """The log can't carry out an effect."""
 
 
 class DiskTrouble:
@@ -72,15 +68,11 @@ class DiskTrouble:
             _LOG.warning("%s: %s", what, self.why)
 
 
-class HoldsElectionState(Protocol):
-    """The outbox of a log: reads and stores its election state for every request."""
+class OutboxOfLog(Protocol):
+    """The outbox of a log: its election state, and what it learns from the log's leader."""
 
     @property
-    def election_state(self) -> ElectionState: ...
-    def store_epoch(self, leader_epoch: int) -> None: ...
-    def forget_unfenced(self, log: str) -> None: ...
-    def note_lost(self, log: str, end_offset: int) -> None: ...
-    def note_refilled(self, log: str) -> None: ...
+    def state_store(self) -> ElectionStateStore: ...
     def note_filled(self, tp: TopicIdPartition) -> None: ...
     def note_contact(self, leader_epoch: int) -> None: ...
 
@@ -96,7 +88,7 @@ class ReplicaLog:
         config: LogConfig,
         replica_epoch: int,
         flush: bool,
-        state: HoldsElectionState,
+        outbox: OutboxOfLog,
         news: Callable[[TopicIdPartition], None],
         filesystem: Filesystem,
         clock: Clock,
@@ -109,7 +101,8 @@ class ReplicaLog:
         """Why it waits for an operator; None if it does not."""
         self.last_contact_ms = -1
         self._trouble = DiskTrouble(directory, filesystem, clock)
-        self._outbox, self._clock, self._flush, self._news = state, clock, flush, news
+        self._outbox, self._clock, self._flush, self._news = outbox, clock, flush, news
+        self._state_store = outbox.state_store
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
         self._repair: SegmentRepair | None = None
@@ -119,7 +112,7 @@ class ReplicaLog:
             config,
             log_id=tp.topic_id,
             has_replicas=True,
-            on_lost=partial(state.note_lost, str(tp)),
+            on_lost=partial(outbox.state_store.note_lost, str(tp)),
             filesystem=filesystem,
             clock=clock,
         )
@@ -134,7 +127,7 @@ class ReplicaLog:
 
     def state(self) -> ReplicaState:
         """The state for the rules."""
-        log, state = self.log.state(), self._outbox.election_state
+        log, state = self.log.state(), self._state_store.kept
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
             flushed_offset=log.flushed_offset,
@@ -173,7 +166,7 @@ class ReplicaLog:
                 self._trouble.why = None
             if answer.result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
                 self._outbox.note_contact(request.leader_epoch)
-            promised = self._outbox.election_state
+            promised = self._state_store.kept
             if promised.unfilled:
                 self._end_refill()
             if answer.result.error_code is ErrorCode.NONE and promised.is_unfilled:
@@ -203,7 +196,7 @@ class ReplicaLog:
     @property
     def lacks_from(self) -> int | None:
         """First offset of lost records; None if it has lost nothing."""
-        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
+        unfilled_to = self._state_store.kept.unfilled.get(str(self.tp), 0)
         if self.log.damaged_from is None and unfilled_to > self.log.log_end_offset:
             return self.log.log_end_offset
         return self.log.damaged_from
@@ -218,7 +211,7 @@ class ReplicaLog:
         is_damaged = damaged_from is not None and self.finding is None
         if not is_damaged or not isinstance(judged, Answer) or judged.result.error_code is not ErrorCode.LOG_OFFLINE:
             return False
-        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
+        unfilled_to = self._state_store.kept.unfilled.get(str(self.tp), 0)
         if max(request.high_watermark, request.end_offset) < unfilled_to:
             _LOG.warning(
                 "%s is damaged from offset %d on, and its leader ends below %d", self.tp, damaged_from, unfilled_to
@@ -239,9 +232,9 @@ class ReplicaLog:
             self._outbox.note_filled(self.tp)
 
     def _end_refill(self) -> None:
-        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp))
+        unfilled_to = self._state_store.kept.unfilled.get(str(self.tp))
         if unfilled_to is not None and self.lacks_from is None:
-            self._outbox.note_refilled(str(self.tp))
+            self._state_store.note_refilled(str(self.tp))
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
     def repair(self, base_offset: int, records: Sequence[Part]) -> int | None:
@@ -279,14 +272,14 @@ class ReplicaLog:
             if not may(self._session):
                 return False
             if self.failure is None:
-                self.failure = CantFollow(f"{self.tp} is being removed")
+                self.failure = PushrepError(f"{self.tp} is being removed")
             return True
 
     def close(self) -> None:
         """Close the log; disk errors are logged. A failed log is scanned when it is opened again."""
         with self._lock:
             if self.failure is None:
-                self.failure = CantFollow(f"{self.tp} is closed")
+                self.failure = PushrepError(f"{self.tp} is closed")
         with self._repair_lock:  # no repair begins any more
             if self._repair is not None:
                 self._repair.close()
@@ -322,7 +315,7 @@ class ReplicaLog:
     def _set_unfenced_aside(self, log: LogEnds) -> None:
         before = self.log.log_end_offset
         cut_unfenced(self.log, log)
-        self._outbox.forget_unfenced(str(self.tp))
+        self._state_store.forget_unfenced(str(self.tp))
         _LOG.warning(
             "%s: %d records from offset %d on were appended without a grant, and another leads: they are kept in .cut",
             self.tp,
@@ -340,7 +333,7 @@ class ReplicaLog:
     def _cut(self, offset: int) -> None:
         if offset < self.log.log_end_offset and self._is_inside_batch(offset):
             # A log is cut between batches, and cutting at the batch's base could remove acknowledged records.
-            raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
+            raise PushrepError(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
         self.log.truncate_to(offset, keep=True)
         _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
 
@@ -379,7 +372,7 @@ _DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
     does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
     does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
     does.SetUnfencedAside: lambda self, do: self._set_unfenced_aside(do.log),
-    does.StoreEpoch: lambda self, do: self._outbox.store_epoch(do.leader_epoch),
+    does.StoreEpoch: lambda self, do: self._state_store.store_epoch(do.leader_epoch),
     does.Truncate: lambda self, do: self._cut(do.offset),
 }
 assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"

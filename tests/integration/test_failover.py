@@ -301,7 +301,7 @@ def test_letting_go_waits_for_the_look_that_is_being_answered(members):
     with kept.exclusive_open():
         promoting = threading.Thread(target=lambda: done.append(members.promote(1)))
         promoting.start()
-        wait_until(lambda: kept.is_handed_over, "it is asked to let go")
+        wait_until(lambda: kept.handovers, "it is asked to let go")
         promoting.join(0.5)
         assert not done, "not while a look is answered"
     promoting.join(WAIT_S)
@@ -770,7 +770,7 @@ def test_a_damaged_replica_waits_for_an_operator_while_its_leader_ends_below_wha
     damage(members.directory(1) / "orders-0", offset=2)
     members.world.node(1, log_config=LOOKING)
     kept = members.world.kept(1)
-    kept.note_lost("orders-0", 1000)
+    kept.state_store.note_lost("orders-0", 1000)
     with members.lead() as outbox:
         wait_until(lambda: "its leader ends below 1000" in caplog.text, "it says why it waits")
         assert outbox.append(0, b"5").result(WAIT_S) == 5, "the others go on"

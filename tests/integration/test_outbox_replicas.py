@@ -349,7 +349,7 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
     with open_outbox(world, 1) as outbox:
         assert outbox.append(0, b"ours").result(WAIT_S) == 0
         kept = world.kept(1)
-        kept.store_epoch(2**20 + 1)  # member 1 has taken a number of its own: it leads
+        kept.state_store.store_epoch(2**20 + 1)  # member 1 has taken a number of its own: it leads
         with pytest.raises(DeliveryFailed) as failed:
             outbox.append(0, b"too late").result(WAIT_S)
         assert isinstance(failed.value.__cause__, NotLeader)

@@ -19,10 +19,9 @@ from pushrep.records import encode_batch
 from pushrep.replicate import node_calls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
-from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
+from pushrep.replicate.errors import MayStillBeDelivered, Refusal, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import tp_of
-from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
 from pushrep.status.metrics import StatusCollector

@@ -1,7 +1,7 @@
 """The schema that says the same as a message's class."""
 
 from enum import IntEnum
-from typing import Annotated, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 from uuid import UUID
 
 from pushrep.topic_id_partition import TopicIdPartition
@@ -11,7 +11,7 @@ from pushrep.wire.values import INT_MAX, Struct, Within, columns_of, notes, opti
 UUID_SCHEMA = {"type": "fixed", "name": "Uuid", "size": 16}
 
 
-def expected_schema(struct, seen=None):
+def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Any:
     """The schema that says the same as a class."""
     seen = set() if seen is None else seen
     # The prefix distinguishes a part of a message from the rules' class of its name.
@@ -28,7 +28,7 @@ def expected_schema(struct, seen=None):
     return {"type": "record", "name": name, "fields": columns}
 
 
-def _expected_type(hint, seen):
+def _expected_type(hint: Any, seen: set[str]) -> Any:
     if get_origin(hint) is Annotated:
         (within,) = (note for note in notes(hint) if isinstance(note, Within))
         return "int" if within.high <= INT_MAX else "long"

@@ -17,11 +17,10 @@ from pushrep.replicate.access import (
     Policy,
     Role,
     Rule,
-    Unauthorised,
     identity_in,
     parse_rule,
 )
-from pushrep.replicate.errors import CorruptNodeFile
+from pushrep.replicate.errors import CorruptNodeFile, Refusal
 from pushrep.wire.calls import CALLS, ApiKey
 from pushrep.wire.frames import FrameKind
 
@@ -123,7 +122,7 @@ def test_a2_who_leads_by_a_rule_of_its_own_owns_what_it_creates_and_another_crea
         lambda: ["billing=*:create,lead", "other", "second=orders:lead"],
         lambda _: Kept(tmp_path / "outbox", frozenset(topics)), REAL_FILESYSTEM, SYSTEM_CLOCK,
     )  # fmt: skip
-    with pytest.raises(Unauthorised):
+    with pytest.raises(Refusal):
         made.check("second", ApiKey.GRANT, ID, ["orders"], begins=True)
     assert not (tmp_path / "outbox").exists(), "lead does not create"
     made.check("second", ApiKey.DESCRIBE_LOG, ID, ["orders"])
@@ -134,7 +133,7 @@ def test_a2_who_leads_by_a_rule_of_its_own_owns_what_it_creates_and_another_crea
     made.forget(ID)
     made.check("second", ApiKey.GRANT, ID, ["orders"], begins=True)
     for call in (ApiKey.GRANT, ApiKey.DESCRIBE_LOG, ApiKey.APPEND_RECORDS):
-        with pytest.raises(Unauthorised):
+        with pytest.raises(Refusal):
             made.check("other", call, ID, ["orders"], begins=True)
         assert not made.may("other", call, ID)
 
@@ -147,7 +146,7 @@ def test_a2_an_append_binds_an_outbox_without_an_owner_and_a_look_does_not(tmp_p
     made.check("other", ApiKey.DESCRIBE_LOG, ID)
     assert made.may("billing", ApiKey.APPEND_RECORDS, ID, begins=True)
     assert access.read_owner(tmp_path / "outbox", REAL_FILESYSTEM) == "billing"
-    with pytest.raises(Unauthorised):
+    with pytest.raises(Refusal):
         made.check("other", ApiKey.DESCRIBE_LOG, ID)
     assert made.may("billing", ApiKey.LIST_LOGS, ID)
 
@@ -164,7 +163,7 @@ def test_a2_everybody_may_create_and_then_owns(tmp_path):
     made.forget(ID)
     assert made.may("ann", ApiKey.APPEND_RECORDS, ID, begins=True)
     assert not made.may("bob", ApiKey.APPEND_RECORDS, ID, begins=True)
-    with pytest.raises(Unauthorised):
+    with pytest.raises(Refusal):
         made.check("ann", ApiKey.DESCRIBE_LOG, OTHER, ["payments"], begins=True)
 
 

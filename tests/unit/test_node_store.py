@@ -27,9 +27,9 @@ from pushrep.replicate.election_state import (
     find_election_state,
     write_election_state,
 )
-from pushrep.replicate.errors import CorruptNodeFile
+from pushrep.replicate.errors import CorruptNodeFile, Refusal
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.replicate.replica import DiskTrouble
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
@@ -173,7 +173,7 @@ def filled(store):
         log.advance_high_watermark(1)
         kept.note_filled(tp)
     assert not kept.is_unfilled
-    kept.note_lost("orders-0", 7)
+    kept.state_store.note_lost("orders-0", 7)
     return kept
 
 
@@ -261,7 +261,7 @@ def test_what_was_removed_before_a_generation_is_no_loss_of_it(store):
 
 def test_removed_logs_are_made_anew_as_ones_that_lost_what_they_held(store):
     kept = filled(store)
-    kept.note_refilled("orders-0")
+    kept.state_store.note_refilled("orders-0")
     kept.close()
     write_checkpoints(kept)
     for tp in TPS:
