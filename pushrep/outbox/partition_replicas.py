@@ -68,7 +68,7 @@ class PartitionReplicas:
             return self._not_enough(1) if self.needs_all else None
         if led.resigned is not None:
             return led.resigned
-        return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.may_append_all else None
+        return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.leader.may_append_all else None
 
     def check(self) -> None:
         """Raise the refusal, if there is one."""

@@ -687,7 +687,7 @@ class Replication:
         """With ALL wait until enough members are in sync to append, another leads, or `wait_s` is over."""
         waiting = deque(self.appenders.values())  # looking at thousands often would delay pushers
         while self.needs_all and monotonic() - started_s < wait_s:
-            while waiting and (led := waiting[0].led) is not None and (led.may_append_all or led.resigned):
+            while waiting and (led := waiting[0].led) is not None and (led.leader.may_append_all or led.resigned):
                 waiting.popleft()
             if not waiting or self._stop.wait(_PAUSE_S):
                 return

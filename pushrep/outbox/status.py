@@ -343,7 +343,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         takeover=None if grant is None else grant.takeover,
         min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
         in_sync_min=min(in_sync, default=1),
-        under_min_insync=sum(not one.may_append_all for one in led.values()),
+        under_min_insync=sum(not one.leader.may_append_all for one in led.values()),
         log_end_offsets=sum(log.log_end_offset for log in logs),
         flushed_offsets=sum(log.flushed_offset for log in logs),
         high_watermarks=sum(log.high_watermark for log in logs),

@@ -166,25 +166,26 @@ class Election:
             effects.extend(candidate.on_answer(answer))
 
     def _carry_out(self, effect: CandidateEffect, candidate: Candidate, timeout_s: float) -> list[CandidateEffect]:
-        if isinstance(effect, Look):
-            self._ask(effect.members, self._clients.describe)
-        elif isinstance(effect, StoreEpoch):
-            with self.state_store.lock:
-                self.state_store.keep(replace(self.state_store.kept, number=effect.leader_epoch))
-        elif isinstance(effect, StoreGrant):
-            self.store(effect.grant)
-        elif isinstance(effect, SendGrant):
-            self._answers.asks_again = False
-            self._answers = self._round(timeout_s, candidate)  # late answers to looks are ignored
-            self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
-        elif isinstance(effect, Fetch):
-            assert candidate.grant is not None, "nothing is fetched before it was granted"
-            self.fetch(effect, candidate.grant)
-            return candidate.on_fetched(effect.partition)
-        elif isinstance(effect, Refused):
-            self._answers.asks_again = False
-            self._learn_from(effect)
-            raise effect.error
+        match effect:
+            case Look():
+                self._ask(effect.members, self._clients.describe)
+            case StoreEpoch():
+                with self.state_store.lock:
+                    self.state_store.keep(replace(self.state_store.kept, number=effect.leader_epoch))
+            case StoreGrant():
+                self.store(effect.grant)
+            case SendGrant():
+                self._answers.asks_again = False
+                self._answers = self._round(timeout_s, candidate)  # late answers to looks are ignored
+                self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
+            case Fetch():
+                assert candidate.grant is not None, "nothing is fetched before it was granted"
+                self.fetch(effect, candidate.grant)
+                return candidate.on_fetched(effect.partition)
+            case Refused():
+                self._answers.asks_again = False
+                self._learn_from(effect)
+                raise effect.error
         return []
 
     def begin(self, grant: Grant) -> None:
@@ -218,9 +219,7 @@ class Election:
     def describe_members(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """What the other members of `grant` hold; those that do not answer in time are left out."""
         self._grants = [grant]
-        self._answers = self._round(timeout_s)
-        self._ask(sorted(grant.indexes - {self.index}), self._clients.describe)
-        return self._all()
+        return self._ask_once(sorted(grant.indexes - {self.index}), self._clients.describe, timeout_s)
 
     def describe_new(self, members: Sequence[Member], timeout_s: float) -> dict[int, MemberAnswer]:
         """As `describe_members`, for nodes that are to become members and that no grant names yet."""
@@ -232,9 +231,7 @@ class Election:
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """Show `grant`, which is stored here, to its other members; returns the answers."""
-        self._answers = self._round(timeout_s)
-        self._ask(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant))
-        return self._all()
+        return self._ask_once(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant), timeout_s)
 
     def store(self, grant: Grant) -> None:
         """Store the grant as the newest one, durably. Raises OSError."""
@@ -322,11 +319,15 @@ class Election:
             if text := self._address_text(index):
                 self._answers.ask(str(index), partial(question, index, Address.parse(text)))
 
+    def _ask_once(
+        self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer], timeout_s: float
+    ) -> dict[int, MemberAnswer]:
+        self._answers = self._round(timeout_s)
+        self._ask(members, question)
+        return self._all()
+
     def _all(self) -> dict[int, MemberAnswer]:
-        found = {}
-        while (answer := self._answers.next()) is not None:
-            found[answer.index] = answer
-        return found
+        return {answer.index: answer for answer in iter(self._answers.next, None)}
 
     def _address(self, index: int) -> Address:
         text = self._address_text(index)

@@ -114,7 +114,7 @@ class Leading:
         """Called in any thread when a replica showed its directory: once it is in sync, it may come in. None: no
         directory comes in, and a member without one in the grant counts by its index.
         """
-        self.on_kept: Callable[[int], None] | None = None
+        self.on_kept: Callable[[int], None] = lambda _replica: None
         """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
@@ -143,10 +143,6 @@ class Leading:
     def on_flush(self, partition: int, flushed_offset: int) -> None:
         """Everything below `flushed_offset` is on this disk."""
         self.partitions[partition].on_flush(flushed_offset)
-
-    def on_log_start(self, partition: int, log_start_offset: int) -> None:
-        """Records below were removed from this log; the replicas get the new log start."""
-        self.partitions[partition].on_log_start(log_start_offset)
 
     def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
         """Call back with None once `min_insync_replicas` members hold everything below `end_offset`, or with NotLeader
@@ -237,8 +233,7 @@ class Leading:
 
     def notify_kept(self, replica: int) -> None:
         """A replica answered, and has our grant."""
-        if self.on_kept is not None:
-            self.on_kept(replica)
+        self.on_kept(replica)
 
     def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from pushrep.election.epochs import LogEnds
 from pushrep.election.errors import NotLeader, RivalGenerations
@@ -41,6 +41,7 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
 
 _LOG = logging.getLogger("pushrep.push")
+_Asked = ParamSpec("_Asked")
 
 OnReplicated = Callable[[BaseException | None], None]
 """Called once: with None when the records are below the high watermark, else with the reason why they may never be."""
@@ -154,16 +155,9 @@ class LedPartition:
         """Records below are held by enough members."""
         return self.leader.high_watermark
 
-    @property
-    def may_append_all(self) -> bool:
-        """Whether an append that waits for enough members may begin; else NotEnoughReplicas."""
-        return self.leader.may_append_all
-
     def start(self) -> None:
         """Carry out what already holds without an answer, because this member alone may be enough."""
-        with self.lock:
-            effects = self.leader.start()
-        self._apply(effects)
+        self._decide(self.leader.start)
 
     def on_append(self, append_offset: int, batches: Sequence[RecordBatch], now_ms: int) -> None:
         """Push these batches, which are in the log at `append_offset`. Never waits."""
@@ -174,20 +168,16 @@ class LedPartition:
             replica_ids = [index for index, progress in self.leader.sessions.items() if progress.is_live]
         if replica_ids:
             self._pushes.on_leader_append(self.tp, replica_ids, append_offset, batches)
-        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+        self._apply(_without_pushes(effects))
 
     def on_flush(self, flushed_offset: int) -> None:
         """Everything below is on this disk."""
         if flushed_offset > self.leader.flushed_offset:
-            with self.lock:
-                effects = self.leader.on_flush(flushed_offset)
-            self._apply(effects)
+            self._decide(self.leader.on_flush, flushed_offset)
 
     def on_log_start(self, log_start_offset: int) -> None:
         """Records below were removed here; the replicas get the new log start."""
-        with self.lock:
-            effects = self.leader.on_log_start(log_start_offset)
-        self._apply(effects)
+        self._decide(self.leader.on_log_start, log_start_offset)
 
     def look_at_log_start(self) -> None:
         """Notify replicas if retention, or the log's owner, has raised the log start."""
@@ -198,9 +188,7 @@ class LedPartition:
     def on_tick(self, now_ms: int) -> None:
         """Remove replicas that lag too long from the in-sync set, and look at the log start."""
         self.look_at_log_start()
-        with self.lock:
-            effects = self.leader.on_tick(now_ms)
-        self._apply(effects)
+        self._decide(self.leader.on_tick, now_ms)
 
     def start_session(self, replica: Replica, replica_epoch: int, session_id: int, theirs: LogEnds) -> PushSession:
         """Make the session for a replica whose log was described as `theirs`, for `PushManager.start_push`."""
@@ -212,55 +200,44 @@ class LedPartition:
                 return session
             self._sessions[key] = session
             effects = self.leader.start_session(replica.index, key, theirs)
-        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+        self._apply(_without_pushes(effects))
         return session
 
     def on_directory(self, replica: int, *, is_members: bool) -> None:
         """A replica showed its directory. is_members: whether it is the one that the grant names."""
-        with self.lock:
-            effects = self.leader.on_directory(replica, is_members=is_members)
-        self._apply(effects)
+        self._decide(self.leader.on_directory, replica, is_members=is_members)
 
     def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
         """A replica answered a request of this session."""
-        if result.error_code is not ErrorCode.NONE:
-            self._pushes.record_refusal(session.replica.index, result.error_code)
-            if result.error_code in NEEDS_SOMEBODY:
-                code = result.error_code
+        if (code := result.error_code) is not ErrorCode.NONE:
+            self._pushes.record_refusal(session.replica.index, code)
+            if code in NEEDS_SOMEBODY:
                 session.trouble = f"{code.name}: {code.meaning}"
-        with self.lock:
-            effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)
-        self._apply(effects)
+        self._decide(self.leader.on_answer, session.replica.index, session.id, sequence, result)
 
     def on_disconnect(self, session: PushSession) -> None:
         """The connection is lost: requests in flight are sent again."""
         with self.lock:
-            progress = self.leader.sessions.get(session.replica.index)
-            if progress is None or progress.id != session.id:
-                return
-            effects = self.leader.on_disconnect(session.replica.index)
-        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+            effects = self.leader.on_disconnect(session.replica.index) if self._is_live(session) else []
+        self._apply(_without_pushes(effects))
 
     def end_session(self, session: PushSession, reason: PushSessionEndReason) -> None:
         """End it from this side, if it is the live one."""
         with self.lock:
-            progress = self.leader.sessions.get(session.replica.index)
-            if progress is None or progress.id != session.id:
-                return
-            effects = self.leader.end_session(session.replica.index, reason)
+            effects = self.leader.end_session(session.replica.index, reason) if self._is_live(session) else []
         self._apply(effects)
+
+    def _is_live(self, session: PushSession) -> bool:
+        progress = self.leader.sessions.get(session.replica.index)
+        return progress is not None and progress.id == session.id
 
     def end_session_of(self, replica: int, reason: PushSessionEndReason) -> None:
         """End the live session of this replica, if it has one."""
-        with self.lock:
-            effects = self.leader.end_session(replica, reason)
-        self._apply(effects)
+        self._decide(self.leader.end_session, replica, reason)
 
     def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
         """A member showed its grant: a newer one, or a rival forced beside ours, ends this lead."""
-        with self.lock:
-            effects = self.leader.on_grant_shown(generation, epoch, leader)
-        self._apply(effects)
+        self._decide(self.leader.on_grant_shown, generation, epoch, leader)
 
     def resign(self, why: NotLeader) -> None:
         """Stop leading without another's grant; waiting callbacks fail with `why`. A second call does nothing."""
@@ -284,7 +261,7 @@ class LedPartition:
     def close(self) -> None:
         """Fail the waiting callbacks: their records may still be replicated."""
         self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
-        self._complete()
+        self.complete_waiting()
 
     def hand_over(self) -> list[tuple[int, OnReplicated]]:
         """Remove and return the waiting callbacks: (end offset, callback)."""
@@ -294,9 +271,6 @@ class LedPartition:
 
     def complete_waiting(self) -> None:
         """Make the callbacks whose records are below the high watermark."""
-        self._complete()
-
-    def _complete(self) -> None:
         failure = self.resigned or self._closed
         if failure is None and not self._waiting:  # a wait that begins now reads the new watermark
             return
@@ -317,28 +291,36 @@ class LedPartition:
         except Exception:  # noqa: BLE001 - it is not ours
             _LOG.exception("%s: a callback that waited for replicas failed", self.tp)
 
+    def _decide(
+        self, rule: Callable[_Asked, Sequence[LeaderEffect]], *arguments: _Asked.args, **named: _Asked.kwargs
+    ) -> None:
+        with self.lock:
+            effects = rule(*arguments, **named)
+        self._apply(effects)
+
     def _apply(self, effects: Sequence[LeaderEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Push):
-                self._pushes.wake(self.tp, effect.replica, backoff=effect.backoff)
-            elif isinstance(effect, HighWatermarkMoved):
-                self.log.advance_high_watermark(effect.high_watermark)
-                with self._waiting_lock:
-                    self._reached = max(self._reached, effect.high_watermark)
-                self._complete()
-            elif isinstance(effect, SessionEnded):
-                self._session_ended(effect)
-            elif isinstance(effect, Joined):
-                _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
-            elif isinstance(effect, Left):
-                if effect.too_slow:
-                    self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
-                level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
-                _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
-            elif isinstance(effect, Resigned):
-                self.resigned = self.resigned or self._why_resigned(effect)
-                _LOG.error("%s: %s", self.tp, self.resigned)
-                self._complete()
+            match effect:
+                case Push():
+                    self._pushes.wake(self.tp, effect.replica, backoff=effect.backoff)
+                case HighWatermarkMoved():
+                    self.log.advance_high_watermark(effect.high_watermark)
+                    with self._waiting_lock:
+                        self._reached = max(self._reached, effect.high_watermark)
+                    self.complete_waiting()
+                case SessionEnded():
+                    self._session_ended(effect)
+                case Joined():
+                    _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
+                case Left():
+                    if effect.too_slow:
+                        self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
+                    level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
+                    _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
+                case Resigned():
+                    self.resigned = self.resigned or self._why_resigned(effect)
+                    _LOG.error("%s: %s", self.tp, self.resigned)
+                    self.complete_waiting()
 
     def _why_resigned(self, effect: Resigned) -> NotLeader:
         if effect.rival is None:
@@ -353,3 +335,8 @@ class LedPartition:
         if session is not None:
             session.on_push_session_ended(effect.reason)
             self.on_ended(session, effect.reason)
+
+
+def _without_pushes(effects: Iterable[LeaderEffect]) -> list[LeaderEffect]:
+    """For calls of a pusher, or before one is made: it looks itself at what it has to send."""
+    return [effect for effect in effects if not isinstance(effect, Push)]

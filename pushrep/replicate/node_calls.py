@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pushrep.election.epochs import LogEnds, granted_end
+from pushrep.election.epochs import granted_end
 from pushrep.election.errors import label
 from pushrep.election.grants import Grant, are_rivals
 from pushrep.election.messages import AppendRecordsPartition
@@ -43,6 +43,8 @@ class NodeCalls:
 
     def __init__(self, store: NodeStore, address: Address, access: Access, describe: Callable[[], str]) -> None:
         self._store, self._address, self._access, self._describe = store, str(address), access, describe
+        self._refusals: Counter[tuple[str, ErrorCode]] = Counter()
+        self._lock = threading.Lock()
         self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
             wire.AppendRecordsRequest: self._append_records,
             wire.BeatRequest: self._beat,
@@ -57,7 +59,20 @@ class NodeCalls:
         }
 
     def answer(self, request: Struct, sender: str) -> Struct:
-        """The answer to `request`; `sender` is the connection's identity (access.py)."""
+        """The answer to `request`; `sender` is the connection's identity (access.py). Its errors are counted."""
+        answer = self._answer(request, sender)
+        if refused := _refused_by(answer):
+            name = type(request).__name__.removesuffix("Request")
+            with self._lock:
+                self._refusals.update((name, code) for code in refused)
+        return answer
+
+    def refusals(self) -> Mapping[tuple[str, ErrorCode], int]:
+        """How often each call was answered with each error since the node started."""
+        with self._lock:
+            return dict(self._refusals)
+
+    def _answer(self, request: Struct, sender: str) -> Struct:
         call, (key, _) = self._calls.get(type(request)), PLACE_OF[type(request)]
         if call is None:
             return refusal(key, ErrorCode.UNSUPPORTED)
@@ -132,14 +147,9 @@ class NodeCalls:
             return wire.DescribeLogResponse(
                 error_message=kept.refused(request.partitions),
                 replica_epoch=self._store.replica_epoch,
-                member=kept.election_state.member,
-                highest_epoch=_highest_epoch(kept),
-                grants=_grants(kept),
                 logs=logs,
-                directory_id=kept.directory_id,
-                is_unfilled=kept.is_unfilled,
-                generation=kept.election_state.generation,
                 contact_age_ms=-1 if (age_ms := kept.contact_age_ms) is None else age_ms,
+                **_shown(kept),
             )
 
     def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
@@ -171,13 +181,8 @@ class NodeCalls:
             return wire.GrantResponse(
                 error_code=outcome,
                 error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
-                member=kept.election_state.member,
-                highest_epoch=_highest_epoch(kept),
-                grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
-                directory_id=kept.directory_id,
-                is_unfilled=kept.is_unfilled,
-                generation=kept.election_state.generation,
+                **_shown(kept),
             )
 
     def _descriptions(
@@ -221,7 +226,7 @@ class NodeCalls:
             if replica is None:
                 results.append(wire.WireEpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
                 continue
-            found = _ends(replica).end_at_or_below(question.epoch)
+            found = replica.state().log.end_at_or_below(question.epoch)
             results.append(wire.WireEpochEnd(epoch=found.epoch, end_offset=found.end_offset))
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
@@ -330,12 +335,17 @@ def _may_begin_epoch(part: AppendRecordsPartition) -> bool:
     return not part.records and part.append_offset <= part.epoch_start_offset
 
 
-def _ends(replica: ReplicaLog) -> LogEnds:
-    return replica.state().log
-
-
-def _highest_epoch(kept: KeptOutbox) -> int:
-    return max(kept.election_state.newest_epoch, kept.election_state.number)
+def _shown(kept: KeptOutbox) -> dict[str, Any]:
+    """What every answer about logs says of the member."""
+    state = kept.election_state
+    return {
+        "member": state.member,
+        "highest_epoch": max(state.newest_epoch, state.number),
+        "grants": _grants(kept),
+        "directory_id": kept.directory_id,
+        "is_unfilled": kept.is_unfilled,
+        "generation": state.generation,
+    }
 
 
 def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
@@ -369,33 +379,6 @@ def description(replica: ReplicaLog) -> wire.LogDescription:
         ungranted_from=-1 if unfenced is None else unfenced.start_offset,
         damaged_from=-1 if (lacks_from := replica.lacks_from) is None else lacks_from,
     )
-
-
-Refused = tuple[str, ErrorCode]
-"""The request's name, and the code."""
-
-
-class CountedAnswers:
-    """Counts the errors of the answers that `answer` returns. Thread-safe."""
-
-    def __init__(self, answer: Callable[[Struct, str], Struct]) -> None:
-        self._answer = answer
-        self._counts: Counter[Refused] = Counter()
-        self._lock = threading.Lock()
-
-    def answer(self, request: Struct, sender: str) -> Struct:
-        """The answer, after counting its error and those of its partitions."""
-        answer = self._answer(request, sender)
-        if refused := _refused_by(answer):
-            name = type(request).__name__.removesuffix("Request")
-            with self._lock:
-                self._counts.update((name, code) for code in refused)
-        return answer
-
-    def read(self) -> Mapping[Refused, int]:
-        """A copy of the counts."""
-        with self._lock:
-            return dict(self._counts)
 
 
 _NO_REFUSAL = frozenset({ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID})

@@ -9,7 +9,7 @@ replay_*.py what is replayed.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +21,10 @@ from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, File
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.directory_files import OUTBOX_FILE_NAME
 from pushrep.log.inspection import is_log
-from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.access import Access, Kept, audit
 from pushrep.replicate.certificates import Reloading
 from pushrep.replicate.errors import CantListen
-from pushrep.replicate.node_calls import CountedAnswers, NodeCalls, Refused
+from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_status import (
@@ -93,9 +92,9 @@ class ReplicaNode:
         """Its directory."""
         self.replica_epoch = self.store.replica_epoch
         self._settings = settings
-        self._access = Access(settings.rules, self._kept, filesystem, clock, self.store.identities)
+        self.access = Access(settings.rules, self._kept, filesystem, clock, self.store.identities)
         self.replay_server = ReplayServer(
-            Recordings(self.store, str(self.address), self._access),
+            Recordings(self.store, str(self.address), self.access),
             settings.replay,
             settings.replay_counters,
             network=network,
@@ -103,11 +102,9 @@ class ReplicaNode:
         )
         """The replays of its logs that it serves."""
         self.store.on_change = self.replay_server.changed
-        calls = NodeCalls(self.store, self.address, self._access, lambda: self.status().as_answer())
-        self._answers = CountedAnswers(calls.answer)
-        answer = self._answers.answer
-        self._connections = Connections(
-            listener, settings, answer, self.replay_server.adopt, network=network, clock=clock
+        self.calls = NodeCalls(self.store, self.address, self.access, lambda: self.status().as_answer())
+        self.connections = Connections(
+            listener, settings, self.calls.answer, self.replay_server.adopt, network=network, clock=clock
         )
         self._clock = clock
         self._standbys: dict[UUID, StandbyReport] = {}
@@ -118,7 +115,7 @@ class ReplicaNode:
         )
         if not settings.address.is_loopback and not settings.is_secured:
             _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
-        self._connections.start()
+        self.connections.start()
         if self._reloading is not None:
             self._reloading.start()
 
@@ -128,8 +125,8 @@ class ReplicaNode:
         Raises BadArgument; then nothing has changed.
         """
         tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
-        self._access.reload()
-        self._connections.tls = tls
+        self.access.reload()
+        self.connections.tls = tls
         self.replay_server.recheck()
 
     def reload_soon(self) -> None:
@@ -146,58 +143,44 @@ class ReplicaNode:
             _LOG.warning("%s", error)
             return None
 
-    def unauthorised(self) -> Mapping[tuple[str, str], int]:
-        """How often each (call, identity) was refused since the node started."""
-        return self._access.refusals()
-
     def _kept(self, outbox_id: UUID) -> Kept:
         kept = self.store.look_up(outbox_id)
         state = kept.election_state
         topics = {tp.topic for tp in kept.partitions()} | ({state.grant.topic} if state.grant is not None else set())
         return Kept(kept.directory, frozenset(topics), state.identities, is_led_here=state.is_led_here)
 
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        return len(self._connections)
-
     def replicas(self) -> list[tuple[UUID, ReplicaLog]]:
         """The logs in use, each with its outbox's id."""
         return [(kept.outbox_id, replica) for kept in self.store.kept() for replica in kept.open_replicas()]
-
-    def refusals(self) -> Mapping[Refused, int]:
-        """How often each call was answered with each error since the node started."""
-        return self._answers.read()
 
     def status(self) -> NodeStatus:
         """Its status and problems, as `pushrep status` shows them."""
         logs, outboxes = open_logs(self.replicas())
         expires_s = self.certificate_expires_s()
-        now_ms = self._clock.wall_ms()
+        now_ms, since_ms = self._clock.wall_ms(), self._clock.monotonic_ms() - _STANDBY_MS
         return NodeStatus(
             directory=str(self.directory),
             address=str(self.address),
             certificates={} if expires_s is None else {"node": expires_s},
             pid=os.getpid(),
             replica_epoch=self.replica_epoch,
-            connections=self.connections,
+            connections=len(self.connections),
             logs=logs,
             outboxes=outboxes,
-            replays=self.replays(),
-            refusals=tuple(CallRefusals(call, code.name, count) for (call, code), count in self.refusals().items()),
-            unauthorised=tuple(UnauthorisedCalls(*who, count) for who, count in self.unauthorised().items()),
+            replays=self.replay_server.counters(),
+            refusals=tuple(
+                CallRefusals(call, code.name, count) for (call, code), count in self.calls.refusals().items()
+            ),
+            unauthorised=tuple(UnauthorisedCalls(*who, count) for who, count in self.access.refusals().items()),
             leaders=tuple(
                 _leader_of(one, grant, now_ms) for one in self.store.kept() if (grant := one.election_state.grant)
             ),
             standbys=tuple(
                 StandbyStatus(str(one) if one.int else "", said.state, said.why)
-                for one, said in self.standbys().items()
+                for one, said in list(self._standbys.items())
+                if said.at_ms >= since_ms
             ),
         )
-
-    def replays(self) -> ReplayCounters:
-        """The counters of its replays."""
-        return self.replay_server.counters()
 
     def stop_replay(self, session_id: int, by: str) -> bool:
         """End any client's session and notify its subscriber; whether it ran. by: for the audit log."""
@@ -215,16 +198,6 @@ class ReplicaNode:
         if outbox_id.int:  # a standby that waited for its outbox to be made; if it still waits, it reports again
             self._standbys.pop(UUID(int=0), None)
 
-    def standbys(self) -> dict[UUID, StandbyReport]:
-        """The present standbys, by outbox."""
-        since_ms = self._clock.monotonic_ms() - _STANDBY_MS
-        return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
-
-    def grants(self) -> dict[UUID, Grant]:
-        """The newest one of each outbox that was asked for since the node started."""
-        kept = [(one.outbox_id, one.election_state.grant) for one in self.store.kept()]
-        return {outbox_id: grant for outbox_id, grant in kept if grant is not None}
-
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
         """For a promotion: close the outbox's logs clean and leave them alone until the end of the block.
@@ -236,7 +209,7 @@ class ReplicaNode:
             with self.store.outbox(outbox_id).hand_over():
                 yield contact
         finally:
-            self._access.forget(outbox_id)
+            self.access.forget(outbox_id)
 
     def stop(self) -> None:
         """Answer the running requests, refuse others, close the logs. A second call does nothing."""
@@ -246,7 +219,7 @@ class ReplicaNode:
         if self._reloading is not None:
             self._reloading.stop()
         self.replay_server.stop()
-        self._connections.stop()
+        self.connections.stop()
         self.store.close()
 
     def __enter__(self) -> Self:

@@ -296,7 +296,9 @@ def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path, assert_fires, 
             wait_until(lambda: stalled() > before + 0.2, "and so it goes on")
             (problem,) = world.nodes[1].status().problems()
             assert problem.name == "replay_stalled"
-            assert f"replay {world.nodes[1].replays().sessions[0].session_id:016x} of " in problem.subject
+            assert (
+                f"replay {world.nodes[1].replay_server.counters().sessions[0].session_id:016x} of " in problem.subject
+            )
             assert_fires({"PushrepReplayStalled"}, node=node)
             replay.close()
             wait_until(lambda: stalled() == 0, "nobody is behind")

@@ -268,7 +268,7 @@ def test_a_nodes_page_shows_its_replay_sessions_as_status_does(world, capfd):
                 return cells(page, "session-table")[0][:6] == [*told, size(session["credit"])]
 
             wait_until(is_same, "the page shows the session as status does")
-            assert not node.refusals(), "a leader that makes its outbox is told that nothing is here yet"
+            assert not node.calls.refusals(), "a leader that makes its outbox is told that nothing is here yet"
             assert cells(get(server, f"/node/{node.directory.name}")[2], "log-table")[0][0] == "orders-0"
 
 

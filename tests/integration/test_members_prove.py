@@ -630,7 +630,7 @@ def test_a_replica_whose_log_can_not_be_opened_says_why_in_its_leaders_status(wo
         wait_until(lambda: "KAFKA_STORAGE_ERROR" in trouble(), "the status says why")
         assert "Input/output error" in trouble()
         assert platform.node() in trouble()
-        wait_until(lambda: sum(world.nodes[1].refusals().values()) > 5, "it is asked on")
+        wait_until(lambda: sum(world.nodes[1].calls.refusals().values()) > 5, "it is asked on")
         for who in ("can't be opened", "orders-0: replica 1"):
             told = [one for one in caplog.records if who in one.getMessage() and one.levelno >= logging.WARNING]
             assert len(told) == 1, "logged once a minute, by the node and by its leader"

@@ -234,7 +234,7 @@ def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):
             named = (str(world.outbox_id), str(FOREIGN), "recording 1 ", "recording 77 ")
             assert plain(about_it, *named) == plain(about_none, *named), type(mine)
     assert tree(node.directory) == before
-    assert sum(node.unauthorised().values()) > 40
+    assert sum(node.access.refusals().values()) > 40
     look = requests(service.grant, world.outbox_id, 1, tp_in(world))[0]
     assert ask(member.address, shown(tls, "owner"), look).logs[0].log_end_offset == 20
 
@@ -301,10 +301,10 @@ def test_a3_a_strangers_random_calls_change_no_byte_and_reveal_none(world, tls, 
     }
     with reading, reading.replay(ReplayRequest(recording="orders-0", length=FOLLOW, bound="written")) as followed:
         assert [record.offset for record in islice(followed, 20)] == list(range(20))
-        (session,) = node.replays().sessions
+        (session,) = node.replay_server.counters().sessions
         known = {TopicIdPartition: tp, UUID: world.outbox_id, "session_id": session.session_id, "recording_id": 1}
         before = tree(home)
-        credits_before = node.replays().sessions[0].credit
+        credits_before = node.replay_server.counters().sessions[0].credit
 
         @settings(max_examples=torture.count(60, 5_000), deadline=None)
         @given(REQUESTS, CREDITS, st.randoms(use_true_random=False), st.sampled_from(["stranger", "other"]))
@@ -320,12 +320,12 @@ def test_a3_a_strangers_random_calls_change_no_byte_and_reveal_none(world, tls, 
             assert tree(home) == before
 
         changes_nothing()
-        (after,) = node.replays().sessions
+        (after,) = node.replay_server.counters().sessions
         assert (after.session_id, after.state) == (session.session_id, session.state)
         assert after.credit <= credits_before
     for caller in [one for pair in callers.values() for one in pair]:
         caller.close()
-    assert {call for call, who in node.unauthorised() if who == "stranger"} >= {
+    assert {call for call, who in node.access.refusals() if who == "stranger"} >= {
         key.name for key, kinds in CALLS.items() if FrameKind.REQUEST in kinds
     } - {"API_VERSIONS"} or not torture.is_long
 
@@ -395,7 +395,7 @@ def test_a2_a_copy_of_outbox_json_appends_nothing_to_the_replica_of_another_name
         with pytest.raises(NotEnoughReplicas):
             stolen.append(0, b"forged").result(WAIT_S)
         assert tree(home) == before
-    assert world.nodes[1].unauthorised()["DESCRIBE_LOG", "other"] > 0
+    assert world.nodes[1].access.refusals()["DESCRIBE_LOG", "other"] > 0
 
 
 def test_a2_an_outbox_without_an_owner_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
@@ -481,7 +481,7 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
     start = only(replay.StartReplayRequest, requests_of)
     follow = replace(start, length_kind=replay.LengthKind.FOLLOW)
     started = ask(member.address, shown(directory, "reader"), follow)
-    assert (started.error_code, node.replays().sessions_active) == (ErrorCode.NONE, 1)
+    assert (started.error_code, node.replay_server.counters().sessions_active) == (ErrorCode.NONE, 1)
     first = (directory / "ca.pem").read_bytes()
     for path in directory.iterdir():
         path.unlink()
@@ -493,7 +493,7 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
     assert (directory / "ca.pem").read_bytes() != first
     answer = ask(member.address, shown(directory, "reader"), start)  # by the new authority's certificate
     assert answer.error_code is ErrorCode.UNAUTHORISED
-    wait_until(lambda: node.replays().sessions_active == 0, "who may not read any more is told so")
+    wait_until(lambda: node.replay_server.counters().sessions_active == 0, "who may not read any more is told so")
     allow.write_text("nonsense=\n")
     with pytest.raises(BadArgument, match="nonsense"):
         node.reload()
@@ -615,7 +615,7 @@ def test_a1_without_tls_a_peer_is_local_or_anonymous(world, caplog):
     assert [log.log_end_offset for log in ask(member.address, PushSettings(), push.ListLogsRequest()).logs] == [1]
     delete = replay.DeleteRequest(recording_id=1)
     assert ask(member.address, PushSettings(), delete).error_code is ErrorCode.UNAUTHORISED
-    assert world.nodes[1].unauthorised() == {("DELETE", "local"): 1}
+    assert world.nodes[1].access.refusals() == {("DELETE", "local"): 1}
 
 
 def test_certificates_of_a_trial_are_made_added_and_renewed(tmp_path):

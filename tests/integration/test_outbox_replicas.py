@@ -366,7 +366,7 @@ def test_a_pid_epoch_that_an_opening_begins_is_granted_before_a_record_of_it_is_
         before = outbox.identity.pid_epoch
     shutil.rmtree(world.root / "outbox" / "orders-0")
     with open_outbox(world, 1, accept_loss=True, open_timeout_s=1) as outbox:
-        (kept,) = world.nodes[1].grants().values()
+        (kept,) = [one.election_state.grant for one in world.nodes[1].store.kept()]
         granted = outbox.facts.replication.grant
         assert kept.pid_epoch == granted.pid_epoch == outbox.identity.pid_epoch > before
 

@@ -199,7 +199,7 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     led = old.leading.partitions[0]
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)
-    assert not led.may_append_all
+    assert not led.leader.may_append_all
 
 
 def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):

@@ -109,10 +109,10 @@ def test_many_leaders_on_one_node_have_a_connection_each(world, torture):
         assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * count
         for outbox in opened:
             in_use(outbox)
-        until(lambda: node.connections == count, "one connection for each leader")
+        until(lambda: len(node.connections) == count, "one connection for each leader")
         peers = [thread for thread in threading.enumerate() if thread.name == "pushrep-node-peer"]
         assert len(peers) == count
     finally:
         for outbox in opened:
             outbox.close()
-    until(lambda: node.connections == 0, "they hang up")
+    until(lambda: len(node.connections) == 0, "they hang up")

@@ -137,7 +137,7 @@ class Service:
         try:
             while not self.wants_end:
                 self.process.sleep(self.world.random.choice((0, 0.001, 0.005, 0.02)))
-                may_append_all = self.leading.partitions[number].may_append_all
+                may_append_all = self.leading.partitions[number].leader.may_append_all
                 may_append = not self.world.is_quiet or number in self.world.nudged
                 if may_append and may_append_all and not self.wants_end:
                     self.world.nudged.discard(number)

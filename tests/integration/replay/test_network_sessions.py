@@ -94,7 +94,7 @@ def test_an_event_loop_that_follows_is_woken_by_what_comes_and_by_a_stop(client,
 def test_refusals_have_their_code_and_cost_no_session(client, node, recording, request_, code):
     """TO_END with nothing to replay: EMPTY_RECORDING, and no session is made."""
     assert refusal(client, recording, **request_).code is code
-    assert node.replays().sessions_active == 0
+    assert node.replay_server.counters().sessions_active == 0
 
 
 def test_refused_positions_tell_the_range(client):
@@ -110,7 +110,7 @@ def test_max_replays_by_default_is_20_and_every_end_gives_its_slot_back(client, 
     for replay in [client.replay(ReplayRequest("orders-0")) for _ in range(3)]:
         assert len(take(replay, 100)) == 100
     assert refusal(client).code is ErrorCode.MAX_REPLAYS
-    assert node.replays().refused[ErrorCode.MAX_REPLAYS] == 2
+    assert node.replay_server.counters().refused[ErrorCode.MAX_REPLAYS] == 2
 
 
 def test_unauthorised_is_who_may_not_create_logs_either_and_learns_of_no_recording(world):
@@ -155,7 +155,7 @@ def test_connect_timeout_a_session_that_nobody_attaches_to_is_an_error_and_its_s
     world.leader(node).fill(10)
     client = world.client(node)
     session_id = client.start_replay(ReplayRequest("orders-0"))
-    until(lambda: node.replays().sessions_active == 0)
+    until(lambda: node.replay_server.counters().sessions_active == 0)
     with pytest.raises(ReplayRefused) as refused:
         client.attach(session_id)
     assert refused.value.code is ErrorCode.UNKNOWN_REPLAY
@@ -190,15 +190,15 @@ def test_stop_is_idempotent_unknown_ids_are_fine_and_stop_all_ends_every_session
     for replay in replays[1:]:
         list(replay)
         assert replay.end_reason is ReplayEndReason.STOPPED
-    until(lambda: node.replays().sessions_active == 0)
+    until(lambda: node.replay_server.counters().sessions_active == 0)
 
 
 def test_a_subscriber_that_vanishes_frees_its_slot(node, client, connections):
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
     connections[replay.session_id].close()  # as the system does for a process that is killed
-    until(lambda: node.replays().sessions_active == 0)
-    assert node.replays().ended == {ReplayEndReason.SUBSCRIBER_GONE: 1}
+    until(lambda: node.replay_server.counters().sessions_active == 0)
+    assert node.replay_server.counters().ended == {ReplayEndReason.SUBSCRIBER_GONE: 1}
 
 
 class Raw:
@@ -326,7 +326,7 @@ def test_a_cut_below_ends_the_session_once_with_truncated_offset_and_epoch(world
         assert (told.value.cut_offset, told.value.leader_epoch) == (49, 512)
         assert list(one) == []
         assert one.end_reason is ReplayEndReason.TRUNCATED
-    until(lambda: node.replays().ended.get(ReplayEndReason.TRUNCATED) == 2)
+    until(lambda: node.replay_server.counters().ended.get(ReplayEndReason.TRUNCATED) == 2)
     leader.say(watermark=50)
     assert [record.value for record in take(low, 1)] == [b"other"], "who had not reached the cut goes on"
 
@@ -476,7 +476,7 @@ def test_a_position_inside_of_damage_is_refused_when_the_batch_is_checked(world,
     data[100] ^= 1
     path.write_bytes(data)
     assert refusal(client, position=2).code is ErrorCode.CORRUPT_MESSAGE
-    assert node.replays().sessions_active == 0
+    assert node.replay_server.counters().sessions_active == 0
 
 
 def test_a_slow_subscriber_is_stalled_after_its_time_and_comes_again_where_it_was(world):
@@ -488,12 +488,12 @@ def test_a_slow_subscriber_is_stalled_after_its_time_and_comes_again_where_it_wa
         leader.append(big)
     client = world.client(node, NodeAccess(credit_bytes=64 << 20))
     replay = client.replay(ReplayRequest("orders-0", length=200))
-    until(lambda: node.replays().sessions_active == 0, "it was not given up")
-    assert list(node.replays().ended) == [ReplayEndReason.ERROR]
+    until(lambda: node.replay_server.counters().sessions_active == 0, "it was not given up")
+    assert list(node.replay_server.counters().ended) == [ReplayEndReason.ERROR]
     assert offsets(replay) == list(range(200))
     with ReplayClient(str(node.address), node=NodeAccess(credit_bytes=64 << 20, reconnect=False)) as impatient:
         replay = impatient.replay(ReplayRequest("orders-0", length=200))
-        until(lambda: node.replays().sessions_active == 0, "it was not given up")
+        until(lambda: node.replay_server.counters().sessions_active == 0, "it was not given up")
         with pytest.raises(ReplayFailed):
             list(replay)
 
@@ -501,13 +501,13 @@ def test_a_slow_subscriber_is_stalled_after_its_time_and_comes_again_where_it_wa
 def test_counters_tell_per_session_and_node_what_went_and_what_is_behind(node, client, leader):
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
-    told = until(lambda: next((one for one in [node.replays()] if one.records_sent == 100), None))
+    told = until(lambda: next((one for one in [node.replay_server.counters()] if one.records_sent == 100), None))
     (one,) = told.sessions
     assert (one.session_id, one.recording, one.position, one.lag) == (replay.session_id, 1, 100, 0)
     assert one.bytes_sent == told.bytes_sent > 100 * 46
     assert told.sessions_max == 20
     replay.close()
-    assert (node.replays().sessions_active, node.replays().records_sent) == (0, 100)
+    assert (node.replay_server.counters().sessions_active, node.replay_server.counters().records_sent) == (0, 100)
 
 
 def test_the_client_of_a_node_and_of_its_directory_tell_the_same_recordings(world, node, client, leader):
