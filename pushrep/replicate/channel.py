@@ -11,10 +11,9 @@ A lock keeps requests on the wire in the order in which they were built. The wor
 Any thread may call `push`, `notify`, `wake`, `wake_later`, `close` and `wait_closed`. `_connect` has a thread of its
 own. Everything else runs in the worker's thread, or in that of a shutdown, for a channel that no worker runs.
 
-`FileRequests`: how many bytes of a log's file go in one request: less after a large request was lost.
-
-A node may accept only smaller frames, or a network may be too slow for a large one within `request_timeout_ms`.
-Requests of up to `request_bytes_max` are always tried; larger ones only cost less.
+A node may accept only smaller frames, or a network may be too slow for a large one within `request_timeout_ms`. After
+a large request from a file was lost, those that follow have half of its bytes, down to `request_bytes_max`: larger ones
+only cost less.
 
 `Workers`: a few threads that run channels, and sleep while there is nothing to send. All PushManagers of a process
 share them (`workers_for`), so that twenty outboxes have no more threads than one. With a simulated network or clock
@@ -53,11 +52,6 @@ from pushrep.wire.push_messages import (
 )
 from pushrep.wire.values import size_of
 
-_STEPS = 16
-"""How many answers raise the size by `request_bytes_max` again: fast enough after a chance loss, rare where large
-requests always fail.
-"""
-
 
 class RequestInFlight(NamedTuple):
     """A request without an answer yet. file_bytes: how much of it came from files; slots: its share of
@@ -68,25 +62,6 @@ class RequestInFlight(NamedTuple):
     parts: list[Sent]
     slots: int
     file_bytes: int
-
-
-class FileRequests:
-    """Adapts the size of requests from files, over all connections of a channel."""
-
-    def __init__(self, settings: PushSettings) -> None:
-        self._most_bytes = self.bytes_max = settings.request_file_bytes_max
-        self._least_bytes = min(settings.request_bytes_max, self._most_bytes)
-        """How many bytes from files go in one request."""
-
-    def answered(self, size_bytes: int) -> None:
-        """A request with so many bytes from files was answered."""
-        if size_bytes:
-            self.bytes_max = min(self._most_bytes, self.bytes_max + max(1, self._least_bytes // _STEPS))
-
-    def lost(self, size_bytes: int) -> None:
-        """The connection was lost before a request with so many bytes from files was answered."""
-        if size_bytes > self._least_bytes:
-            self.bytes_max = max(self._least_bytes, self.bytes_max // 2)
 
 
 _LOG = logging.getLogger("pushrep.push")
@@ -150,7 +125,7 @@ class Channel:
         self._events = READABLE
         self._in_flight: dict[int, RequestInFlight] = {}
         self._slots = 0  # of all requests in flight
-        self._file_requests = FileRequests(settings)
+        self._file_bytes_max = settings.request_file_bytes_max
         self._linger_until_ms: int | None = None
         self._opened = opened
         self._connecting: Thread | None = None
@@ -426,7 +401,7 @@ class Channel:
             if self._wait_for_company(pusher, now_ms):
                 continue
             try:
-                found = pusher.next_part(room, file_bytes_max=self._file_requests.bytes_max)
+                found = pusher.next_part(room, file_bytes_max=self._file_bytes_max)
             except OffsetOutOfRange:
                 pusher.session.partition.look_at_log_start()  # the log start may have passed the records to send
                 self.wake_later(pusher)
@@ -518,7 +493,6 @@ class Channel:
         else:
             results = list(response.results)
             self._fruitless = 0
-            self._file_requests.answered(request.file_bytes)
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
             self.notify(sent.pusher)
@@ -537,7 +511,9 @@ class Channel:
         self._sock = self._protocol = self._linger_until_ms = None
         self._outgoing, self._is_beating, self._beat_ms = [], False, None
         given_up, self._in_flight, self._slots = self._in_flight, {}, 0
-        self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
+        least_bytes = min(self._settings.request_bytes_max, self._file_bytes_max)
+        if any(request.file_bytes > least_bytes for request in given_up.values()):
+            self._file_bytes_max = max(least_bytes, self._file_bytes_max // 2)
         sent_by = (sent.pusher for request in given_up.values() for sent in request.parts)
         for pusher in dict.fromkeys([*sent_by, *self.pushers]):
             pusher.on_disconnect()

@@ -58,7 +58,7 @@ class NodeSource(LogSource):
     """A log of this node. Its leader may make the node close it and open it again."""
 
     def __init__(self, recording: KeptRecording, recordings: "Recordings", log: SegmentLog | None) -> None:
-        self._recording, self._recordings = recording, recordings
+        self.recording, self._recordings = recording, recordings
         self.reopened = 0
         path = recording.kept.directory / str(recording.entry.tp)
         super().__init__(path, log, recordings.store.filesystem)
@@ -73,19 +73,19 @@ class NodeSource(LogSource):
 
     def wait_settled(self) -> None:
         """Wait until what its leader has asked for is carried out."""
-        replica = self._recording.kept.open_replica(self._recording.entry.tp)
+        replica = self.recording.kept.open_replica(self.recording.entry.tp)
         if replica is not None:
             replica.settled_state()
 
     def _now_open(self) -> SegmentLog | LogReader:
         self.reopened += 1
-        replica = self._recording.kept.open_replica(self._recording.entry.tp)
+        replica = self.recording.kept.open_replica(self.recording.entry.tp)
         if replica is not None and replica.failure is None:
             return replica.log
         return self._reader(self.path)
 
     def _is_live(self) -> bool:
-        return self._recordings.is_live(self._recording)
+        return self._recordings.is_live(self.recording)
 
 
 class Recordings:

@@ -16,8 +16,6 @@ Describe, Extend, Truncate, Purge, Delete       worker (replay_recordings.py) â”
 `DiskWorker`: a thread for jobs that wait for the disk: opening logs, looking up times, cutting, deleting.
 
 Its thread starts with the first job, so that a node without replays has none.
-
-`Watched`: which sessions read which log, so that a change of a log wakes only them.
 """
 
 import logging
@@ -25,11 +23,11 @@ import random
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from pushrep.env import Clock, Network, Poller, Thread, Threads
 from pushrep.errors import BadArgument, PushrepError
@@ -39,7 +37,6 @@ from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
 from pushrep.replay.plan import (
     FOLLOW,
-    LOG_BOUNDS,
     TO_END,
     AtTime,
     Length,
@@ -54,7 +51,7 @@ from pushrep.replay.session import Effects, ReplayCounters, ReplaySession, Repla
 from pushrep.replay.slices import OpenSegments
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.access import audit
-from pushrep.replicate.replay_recordings import KeptRecording, Marker, NodeSource, Recordings
+from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
 from pushrep.replicate.replay_session_io import AcceptedConnection, ReplayConnection, ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
@@ -110,94 +107,9 @@ class DiskWorker:
                 _LOG.exception("a job of %s failed", self._name)
 
 
-Looks: TypeAlias = tuple[LogSnapshot, Marker]
-"""The facts of a log for readers, and a marker that changes when it is another one."""
-
-
-class Watched:
-    """Logs and their sessions. For the server's thread, except `has` and `mark_changed`."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
-        self._log_of: dict[int, TopicIdPartition] = {}
-        self._looks: dict[TopicIdPartition, Looks] = {}
-        self._changed: set[TopicIdPartition] = set()
-
-    def has(self, tp: TopicIdPartition) -> bool:
-        """Whether a session reads the log. For any thread."""
-        return tp in self._sessions
-
-    def mark_changed(self, tp: TopicIdPartition) -> bool:
-        """Note that the log has changed; False if that is noted already. For any thread."""
-        if tp in self._changed:
-            return False
-        self._changed.add(tp)
-        return True
-
-    def add(self, tp: TopicIdPartition, served: ServedSession) -> None:
-        """`served` reads it from now on."""
-        self._sessions.setdefault(tp, {})[served.session.id] = served
-        self._log_of[served.session.id] = tp
-
-    def remove(self, served: ServedSession) -> None:
-        """It reads nothing any more."""
-        tp = self._log_of.pop(served.session.id, None)
-        if tp is None:
-            return
-        self._sessions[tp].pop(served.session.id, None)
-        if not self._sessions[tp]:
-            del self._sessions[tp]
-            self._looks.pop(tp, None)
-
-    def of(self, tp: TopicIdPartition) -> list[ServedSession]:
-        """The log that a session reads."""
-        return list(self._sessions.get(tp, {}).values())
-
-    def news(self) -> Iterator[ServedSession]:
-        """The sessions of logs that were marked since the last call."""
-        while self._changed:
-            yield from self._moved(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
-
-    def moved(self) -> Iterator[ServedSession]:
-        """The sessions of logs that have changed since the last call, and those that wait for a writer to stop."""
-        for tp in list(self._sessions):
-            yield from self._moved(tp)
-
-    def _moved(self, tp: TopicIdPartition) -> Iterator[ServedSession]:
-        sessions = self.of(tp)
-        if not sessions:
-            return
-        looks = None
-        with suppress(PushrepError, OSError):  # their next turn meets the error, too
-            source = sessions[0].source
-            looks = (source.facts(with_liveness=False), source.marker())
-        before = self._looks.get(tp)
-        if looks is not None:
-            self._looks[tp] = looks
-        is_all_news = looks is None or before is None or not _has_only_grown(before, looks)
-        facts = looks[0] if looks is not None and looks != before else None
-        for served in sessions:
-            if is_all_news or _is_for(served.session, facts):
-                yield served
-
-
-def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
-    """Whether the session may have something to read in a log with these facts (None: unknown, or as before)."""
-    bound = session.plan.bound
-    if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
-        return True
-    return facts is not None and tip_of(facts, bound, None).bound != session.tip
-
-
-def _has_only_grown(before: Looks, now: Looks) -> bool:
-    """Whether the log has only grown: then only sessions that may read further are woken."""
-    (facts, marker), (facts_now, marker_now) = before, now
-    return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written
-
-
 _WAIT_S = 0.1
 _LOOK_MS = 500
-"""How often logs with replays are polled, because background flushes are not signalled."""
+"""How often every session has a turn, because background flushes, counters and a writer's end are not signalled."""
 
 REPLAY_CALLS = frozenset(
     {
@@ -212,7 +124,6 @@ class _Looked(NamedTuple):
     """The worker's result for a request."""
 
     is_allowed: bool
-    recording: KeptRecording | None = None
     source: NodeSource | None = None
     facts: LogSnapshot | None = None
     first_at: int | None = None
@@ -325,7 +236,7 @@ class ReplayCalls:
         except READ_ERRORS:
             source.close()
             return _Looked(is_allowed=True)
-        return _Looked(True, recording, source, facts, first_at)
+        return _Looked(True, source, facts, first_at)
 
     def _judge(
         self, connection: ReplayConnection, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int
@@ -346,10 +257,8 @@ class ReplayCalls:
                 looked.source.close()
             return
         assert looked.source is not None, "without a log it was refused"
-        assert looked.recording is not None, "the log is a recording's"
-        served = ServedSession(session, looked.source, server.files, server)
-        served.identity, served.outbox_id = connection.sender, looked.recording.entry.outbox_id
-        server.keep(served, looked.recording)
+        served = ServedSession(session, looked.source, server.files, server, connection.sender)
+        server.keep(served)
         server.on_disk(lambda: self._open(connection, call, served, looked))
 
     def _open(self, connection: ReplayConnection, call: Call, served: ServedSession, looked: _Looked) -> None:
@@ -546,7 +455,8 @@ class ReplayServer:
         self.worker = DiskWorker(network.threads, "pushrep-node-replay-disk")
         self.files = OpenSegments(recordings.store.filesystem)
         self.served: dict[int, ServedSession] = {}
-        self.watched = Watched()
+        self._readers: dict[TopicIdPartition, dict[int, ServedSession]] = {}
+        self._changed: set[TopicIdPartition] = set()
         self._totals = Totals()
         self._network, self._clock = network, clock
         self._calls = ReplayCalls(self)
@@ -585,12 +495,13 @@ class ReplayServer:
 
     def changed(self, tp: TopicIdPartition) -> None:
         """Readers may see something new in this log. Never waits."""
-        if self.watched.has(tp) and self.watched.mark_changed(tp):
+        if tp in self._readers and tp not in self._changed:
+            self._changed.add(tp)
             self._wake()
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
         """Give all sessions of a recording an event; returns how many it ended. For the worker's thread."""
-        return self._count_ended(lambda: list(self.watched.of(recording.entry.tp)), event)
+        return self._count_ended(lambda: self._sessions_of(recording), event)
 
     def stop_session(self, session_id: int) -> bool:
         """End any client's session; whether it ran. Waits for the server's thread, so call it from another one."""
@@ -627,7 +538,10 @@ class ReplayServer:
 
     def sessions_of(self, recording: KeptRecording) -> int:
         """How many sessions a recording has. For any thread."""
-        return len(self.watched.of(recording.entry.tp))
+        return len(self._sessions_of(recording))
+
+    def _sessions_of(self, recording: KeptRecording) -> list[ServedSession]:
+        return list(self._readers.get(recording.entry.tp, {}).values())
 
     def counters(self) -> ReplayCounters:
         """The counters of all sessions."""
@@ -676,17 +590,20 @@ class ReplayServer:
             self._is_ready.add(served.session.id)
             self._ready.append(served)
 
-    def keep(self, served: ServedSession, recording: KeptRecording) -> None:
+    def keep(self, served: ServedSession) -> None:
         """A session in INIT."""
         self.served[served.session.id] = served
-        self.watched.add(recording.entry.tp, served)
+        self._readers.setdefault(served.tp, {})[served.session.id] = served
         self.schedule(served)
 
     def forget(self, served: ServedSession) -> None:
         """The session is DONE; hang up on a subscriber that did not take its end."""
         self.served.pop(served.session.id, None)
         self._due.pop(served.session.id, None)
-        self.watched.remove(served)
+        readers = self._readers.get(served.tp, {})
+        readers.pop(served.session.id, None)
+        if not readers:
+            self._readers.pop(served.tp, None)
         self._totals.ended(served.session)
         connection = served.connection
         if connection is not None and connection.is_open and not connection.is_idle:
@@ -746,12 +663,13 @@ class ReplayServer:
     def _find_work(self) -> None:
         """Find the sessions that have something to do, by changes of their logs and by time."""
         now_ms = self.now_ms()
-        for served in self.watched.news():
-            self.ready(served)
+        woken: list[ServedSession] = []
+        while self._changed:  # taken off before anybody looks: what comes then is noted anew
+            woken += self._readers.get(self._changed.pop(), {}).values()
         if now_ms - self._looked_ms >= _LOOK_MS:
-            self._looked_ms = now_ms
-            for served in self.watched.moved():
-                self.ready(served)
+            self._looked_ms, woken = now_ms, list(self.served.values())
+        for served in woken:
+            self.ready(served)
         while self._timers and self._timers[0][0] <= now_ms:
             due_ms, session_id = heappop(self._timers)
             due = self.served.get(session_id)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
-from uuid import UUID
 
 from pushrep.env import READABLE, WRITABLE
 from pushrep.log import Lease, LeaseBroken
@@ -162,13 +161,14 @@ class Server(Protocol):
 class ServedSession:
     """One session. For the server's thread, but for `open`, which the worker does."""
 
-    def __init__(self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server) -> None:
-        self.session, self.source = session, source
+    def __init__(
+        self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server, identity: str
+    ) -> None:
+        """identity: that started it; only this one may attach."""
+        self.session, self.source, self.identity = session, source, identity
+        entry = source.recording.entry
+        self.tp, self.outbox_id = entry.tp, entry.outbox_id
         self.connection: ReplayConnection | None = None
-        self.identity = ""
-        """The identity that started it; only this one may attach."""
-        self.outbox_id: UUID | None = None
-        """The outbox whose log it reads."""
         self.not_before_ms = 0
         """A turn before that would do nothing."""
         self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)

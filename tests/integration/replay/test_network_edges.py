@@ -106,9 +106,9 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
     leader.stop()
     keep = ReplayServer.keep
 
-    def kept(server, served, recording):
-        keep(server, served, recording)
-        server.worker.do(lambda: server.post_and_wait(recording, e.Truncated(10, 256)))
+    def kept(server, served):
+        keep(server, served)
+        server.worker.do(lambda: server.post_and_wait(served.source.recording, e.Truncated(10, 256)))
 
     monkeypatch.setattr(ReplayServer, "keep", kept)
     with pytest.raises(ReplayRefused) as refused:
