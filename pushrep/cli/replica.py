@@ -151,7 +151,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
         signal.signal(number, lambda *_: stop.set())
     with ReplicaNode(directory, settings) as node, HandoverSocket(node), health_of(node, metrics, files) as shown:
         if files is not None or allow_file is not None:
-            signal.signal(signal.SIGHUP, lambda *_: node.reload_soon())
+            signal.signal(signal.SIGHUP, lambda *_: node.reloading.soon())
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
 

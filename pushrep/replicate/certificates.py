@@ -1,7 +1,7 @@
 """Mutual TLS by paths of PEM files, for both sides of a connection.
 
-    PushSettings(tls=mutual_tls(cert="billing.pem", key="billing.key", ca="ca.pem"))            the leader
-    NodeSettings(tls=mutual_tls(cert="node.pem", key="node.key", ca="ca.pem", is_server=True))  the node
+    PushSettings(tls=mutual_tls(cert="billing.pem", key="billing.key", ca="ca.pem"))                  the leader
+    NodeSettings(certificates=CertificateFiles(Path("node.pem"), Path("node.key"), Path("ca.pem")))  the node
 
 Each side shows its certificate and accepts only one that `ca` signed; a client also checks the replica's host name.
 
@@ -26,8 +26,6 @@ from pushrep.errors import BadArgument
 
 _LOG = logging.getLogger("pushrep.node")
 _LOOK_EVERY_S = 5.0
-_WARN_BEFORE_S = 14 * 24 * 3600
-_WARN_EVERY_S = 24 * 3600
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -152,24 +150,12 @@ class CertificateFiles(NamedTuple):
 
 
 class Reloading:
-    """Watches `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged.
+    """Watches `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged."""
 
-    expires_s: when a certificate expires, called after each look; None without one. now_s: the wall clock.
-    """
-
-    def __init__(
-        self,
-        files: Iterable[Path],
-        reload: Callable[[], None],
-        expires_s: Callable[[], int | None],
-        now_s: Callable[[], float],
-        look_every_s: float = _LOOK_EVERY_S,
-    ) -> None:
-        self._files, self._reload, self._expires_s, self._now_s = tuple(files), reload, expires_s, now_s
-        self._look_every_s = look_every_s
+    def __init__(self, files: Iterable[Path], reload: Callable[[], None], look_every_s: float = _LOOK_EVERY_S) -> None:
+        self._files, self._reload, self._look_every_s = tuple(files), reload, look_every_s
         self._seen = signatures(self._files)
         self._wake, self._is_stopping, self._is_asked = threading.Event(), False, False
-        self._warned_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="pushrep-node-reload", daemon=True)
 
     def start(self) -> None:
@@ -182,14 +168,14 @@ class Reloading:
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, if it was started."""
         self._is_stopping = True
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._warn()
             self._wake.wait(self._look_every_s)
             self._wake.clear()
             if self._is_stopping:
@@ -205,17 +191,6 @@ class Reloading:
                 _LOG.error("what was read before stays in use: %s", error)
             except Exception:  # noqa: BLE001 - the node goes on with what it has
                 _LOG.exception("what was read before stays in use")
-
-    def _warn(self) -> None:
-        """Warn once a day, from two weeks before a certificate expires."""
-        expires_s, now_s = self._expires_s(), self._now_s()
-        if expires_s is None or now_s < expires_s - _WARN_BEFORE_S:
-            return
-        if self._warned_s is None or now_s >= self._warned_s + _WARN_EVERY_S:
-            self._warned_s = now_s
-            left_s = expires_s - now_s
-            state = f"expires in {left_s / 3600:.0f} h" if left_s > 0 else "has expired"
-            _LOG.warning("this node's certificate, or its CA's, %s: put a new one in its place", state)
 
 
 def signatures(files: Iterable[Path]) -> list[tuple[int, int, int] | None]:

@@ -142,12 +142,8 @@ class Channel:
         if self._until_ms is not None and (not is_connected or now_ms >= self._until_ms):
             return True
         may_beat = self._opened is not None or self._beat_ms is not None
-        return self.is_idle and not (self._beats is not None and may_beat and not self._has_sent_end)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits to be sent or answered."""
-        return not self._ready and not self._in_flight and not self._outgoing
+        is_idle = not self._ready and not self._in_flight and not self._outgoing
+        return is_idle and not (self._beats is not None and may_beat and not self._has_sent_end)
 
     def wake(self, pusher: Pusher) -> None:
         """The pusher has something to send. Thread-safe."""

@@ -88,7 +88,7 @@ class PushSession:
         """
         is_first = self.log_end_offset < 0
         self.log_end_offset, self.log_start_offset = log_end_offset, log_start_offset
-        watermarks = (self.partition.high_watermark, log_start_offset)
+        watermarks = (self.partition.leader.high_watermark, log_start_offset)
         rose = watermarks > self._told_watermarks
         self._told_watermarks = watermarks
         if is_first and not self.started.done():
@@ -149,11 +149,6 @@ class LedPartition:
         self._waiting_lock = threading.Lock()
         self._tickets = count()
         self._closed: MayStillBeDelivered | None = None
-
-    @property
-    def high_watermark(self) -> int:
-        """Records below are held by enough members."""
-        return self.leader.high_watermark
 
     def start(self) -> None:
         """Carry out what already holds without an answer, because this member alone may be enough."""

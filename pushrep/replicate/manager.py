@@ -189,7 +189,7 @@ class PushManager:
         watermark themselves and wake the pushers that have to send it (`wake`).
         """
         self._check("on_high_watermark_update")
-        self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
+        self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.leader.high_watermark >= high_watermark)
 
     def on_log_start_offset_update(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int

@@ -182,7 +182,7 @@ class MemberClients:
             directory_id=first.directory_id,
             generation=first.generation,
             contact_age_ms=None if age_ms < 0 else age_ms,
-            identity=_identity_of(client),
+            identity="" if (shown := identity_in(client.certificate)) in UNPROVEN else shown,
         )
 
     def _describe(self, client: ReplicaClient, at: int, *, create: bool = False) -> DescribeLogResponse:
@@ -237,12 +237,6 @@ class LogCreation:
                     made = self._clients.create(client, made)
         except ReplicaUnreachable as error:
             _LOG.debug("%s makes no logs yet: %s", address, error)
-
-
-def _identity_of(client: ReplicaClient) -> str:
-    """The name in the certificate that the node shows; empty where it proves none."""
-    shown = identity_in(client.certificate)
-    return "" if shown in UNPROVEN else shown
 
 
 def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:

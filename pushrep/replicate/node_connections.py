@@ -63,7 +63,7 @@ class Connections:
         network: Network = REAL_NETWORK,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.tls = settings.tls if settings.certificates is None else settings.certificates.context()
+        self.tls = None if settings.certificates is None else settings.certificates.context()
         """For new connections; open ones keep theirs."""
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays

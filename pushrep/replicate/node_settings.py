@@ -1,6 +1,5 @@
 """A node's settings. Each value is checked when it is made."""
 
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,13 @@ _Seconds = Annotated[float, Between(0.001)]
 class NodeSettings:
     """The settings of a ReplicaNode: its address, access rules, limits and files. Raises BadArgument.
 
-    address: the address to listen on; with port 0 the system chooses one. Off loopback, give `tls` or `certificates`,
-        or `plain_off_loopback`.
+    address: the address to listen on; with port 0 the system chooses one. Off loopback, give `certificates` or
+        `plain_off_loopback`.
     allow: the access rules (docs/access.md): `NAME=PATTERN:role,role`; a name in client certificates, whose client may
         then create outboxes, and lead and list its own; an outbox's id, for all roles on it for everybody; "any", for
         all roles on every outbox for everybody.
     allow_file: a file with more rules, one a line. It is read again when it changes.
-    certificates: in place of `tls`, the files for mutual TLS. They are read again when they change.
+    certificates: the files for mutual TLS; None: none. They are read again when they change.
     flush: whether appended records are on disk before each answer, even if the leader does not ask for that.
     log_config: the settings of all logs of the node.
     copy_check: whether to detect that an outbox's directory is a copy of another one (a restored backup, a clone).
@@ -51,7 +50,6 @@ class NodeSettings:
     log_config: LogConfig = field(default_factory=lambda: LogConfig(batch_bytes_max=BATCH_BYTES_MAX))
     copy_check: bool = True
     limits: FrameLimits = field(default_factory=FrameLimits)
-    tls: ssl.SSLContext | None = None
     plain_off_loopback: bool = False
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     replay_counters: Mapping[str, Callable[[], int | None]] = field(default_factory=dict)
@@ -60,9 +58,7 @@ class NodeSettings:
     stop_timeout_s: _Seconds = 10
 
     def __post_init__(self) -> None:
-        if self.tls is not None and self.certificates is not None:
-            raise BadArgument("tls", "give a context, or files (certificates), not both")
-        if not self.address.is_loopback and not self.is_secured and not self.plain_off_loopback:
+        if not self.address.is_loopback and self.certificates is None and not self.plain_off_loopback:
             raise BadArgument(
                 "address",
                 f"{self.address} is reached from other machines: give a certificate (TLS), or say that plain text is "
@@ -70,11 +66,6 @@ class NodeSettings:
             )
         check(self)
         Policy.of(self.rules())
-
-    @property
-    def is_secured(self) -> bool:
-        """Whether connections use TLS."""
-        return self.tls is not None or self.certificates is not None
 
     @property
     def plain_identity(self) -> str:

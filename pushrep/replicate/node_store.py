@@ -433,8 +433,29 @@ class KeptOutbox:
         for replica in replicas:
             replica.close()
 
-    def _opened(self, tp: TopicIdPartition) -> ReplicaLog:
+    def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
+        try:
+            replica = self._opened(tp, create=create)
+        except Refusal:
+            raise
+        except (OSError, PushrepError) as error:
+            store = self._store
+            trouble = self._unopened.setdefault(tp, DiskTrouble(store.data, store.filesystem, store.clock))
+            trouble.note(f"{tp} can't be opened", error)
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        self._unopened.pop(tp, None)
+        return replica
+
+    def _opened(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         store = self._store
+        found = read_partition_metadata(self.directory / str(tp), store.filesystem)
+        if found is None and not create:
+            ends = read_checkpoint(self.directory, CheckpointFile.HIGH_WATERMARK, store.filesystem)
+            if end := ends.get(str(tp), 0):
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is gone: it held records up to offset {end}")
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
+        if found not in {None, tp.topic_id}:
+            raise Refusal(ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp} has topic id {found} here")
         with self._held():
             return ReplicaLog(
                 tp,
@@ -448,42 +469,12 @@ class KeptOutbox:
                 clock=store.clock,
             )
 
-    def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
-        try:
-            found = read_partition_metadata(self.directory / str(tp), self._store.filesystem)
-            refusal = _refusal(tp, found, create=create)
-            if found is None and not create and (end := self._lost_of_removed(tp)):
-                refusal = Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is gone: it held records up to offset {end}")
-            if refusal is None:
-                replica = self._opened(tp)
-                self._unopened.pop(tp, None)
-                return replica
-        except (OSError, PushrepError) as error:
-            store = self._store
-            trouble = self._unopened.setdefault(tp, DiskTrouble(store.data, store.filesystem, store.clock))
-            trouble.note(f"{tp} can't be opened", error)
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        raise refusal
-
-    def _lost_of_removed(self, tp: TopicIdPartition) -> int:
-        """The end of the acknowledged records of a log whose directory is gone; 0 if it is unknown. Raises OSError."""
-        return read_checkpoint(self.directory, CheckpointFile.HIGH_WATERMARK, self._store.filesystem).get(str(tp), 0)
-
 
 class _NotKept(KeptOutbox):
     """An outbox that was not here a moment ago. It opens no log, because another thread may have opened it by now."""
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:  # noqa: ARG002 - as the other
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
-
-
-def _refusal(tp: TopicIdPartition, found: UUID | None, *, create: bool) -> Refusal | None:
-    """Why the log is not available. found: the topic id of the log under its name."""
-    if found is None:
-        return None if create else Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
-    if found != tp.topic_id:
-        return Refusal(ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp} has topic id {found} here")
-    return None
 
 
 class NodeStore:
@@ -502,7 +493,7 @@ class NodeStore:
         except BaseException:
             self._lock_file.close()
             raise
-        self.on_change: Callable[[TopicIdPartition], None] | None = None
+        self.on_change: Callable[[TopicIdPartition], None] = lambda _tp: None
         """Called in any thread when readers of a log may see something new. It must not wait."""
         # A simulated clock gets no threads, so that a run is repeatable.
         self._threads = disk_threads(filesystem, data) if clock is SYSTEM_CLOCK else None
@@ -513,8 +504,7 @@ class NodeStore:
 
     def changed(self, tp: TopicIdPartition) -> None:
         """Readers of this log may see something new."""
-        if self.on_change is not None:
-            self.on_change(tp)
+        self.on_change(tp)
 
     def carry_out(self, calls: Sequence[Callable[[], _Answer]], *, syncs: bool) -> list[_Answer]:
         """The results of the calls. syncs: they wait for the disk, so they run concurrently."""

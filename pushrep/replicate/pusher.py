@@ -32,7 +32,6 @@ from pushrep.records import CorruptRecordBatch
 from pushrep.records.header import split_batches
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.led_partition import PushSession
-from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
 from pushrep.wire.values import Buffer, FileSlice, Part, size_of
@@ -135,7 +134,6 @@ class Pusher:
 
     __slots__ = (
         "_end_request",
-        "_end_sent",
         "_lock",
         "_memory",
         "_queue",
@@ -143,16 +141,18 @@ class Pusher:
         "_slices",
         "_taken",
         "alone_ms",
+        "end_sent",
         "failures",
         "is_ready",
         "is_timed",
         "session",
+        "tp",
         "transition_end",
         "watermark_since_ms",
     )
 
     def __init__(self, session: PushSession, memory: MemoryTracker) -> None:
-        self.session = session
+        self.session, self.tp = session, session.partition.tp
         self.is_ready = self.is_timed = False
         self.failures = 0
         """Retriable errors in a row, for the pause before the next request."""
@@ -166,13 +166,9 @@ class Pusher:
         self._slices: LogSlices | None = None  # kept while the log is being read
         self._shipped = (-1, -1)  # HWM and LSO of the last request
         self._end_request: AppendRecordsPartition | None = None
-        self._end_sent: Future[bool] | None = None
+        self.end_sent: Future[bool] | None = None
+        """For an ended session: done when the replica got the end request, or it can't be sent."""
         self._lock = threading.Lock()  # guards the queue; never held during I/O
-
-    @property
-    def tp(self) -> TopicIdPartition:
-        """Its partition."""
-        return self.session.partition.tp
 
     def offer(self, entry: Buffered) -> None:
         """Add appended records."""
@@ -272,16 +268,10 @@ class Pusher:
         self._resolve_end(was_sent=False)
         self.session.partition.on_disconnect(self.session)
 
-    @property
-    def end_sent(self) -> "Future[bool]":
-        """For an ended session: done when the replica got the end request, or it can't be sent."""
-        assert self._end_sent is not None, "the session was ended"
-        return self._end_sent
-
     def end(self, reason: PushSessionEndReason) -> bool:
         """End the session from this side; whether the replica gets an end request."""
         partition, index = self.session.partition, self.session.replica.index
-        self._end_sent = Future()
+        self.end_sent = Future()
         if reason.is_sent_to_replica:
             with partition.lock:
                 progress = partition.leader.sessions.get(index)
@@ -290,24 +280,20 @@ class Pusher:
                     self._end_request = replace(request, end_session_reason=int(reason))
         partition.end_session(self.session, reason)
         self.session.on_push_session_ended(reason)
-        self.drop_buffered()
-        if self._end_request is None:
-            self._resolve_end(was_sent=False)
-        return self._end_request is not None
-
-    def drop_buffered(self) -> None:
-        """Release everything buffered for this replica."""
         with self._lock:
             entries = [*self._taken, *self._queue]
             self._taken.clear()
             self._queue.clear()
         for entry in entries:
             self._memory.release(entry)
+        if self._end_request is None:
+            self._resolve_end(was_sent=False)
+        return self._end_request is not None
 
     def _resolve_end(self, *, was_sent: bool) -> None:
         self._end_request = None
-        if self._end_sent is not None and not self._end_sent.done():
-            self._end_sent.set_result(was_sent)
+        if self.end_sent is not None and not self.end_sent.done():
+            self.end_sent.set_result(was_sent)
 
     def _release_below(self, offset: int) -> None:
         while True:

@@ -13,11 +13,11 @@ start, and the newest grant names this node. An extended log is live until the n
 """
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from pushrep.election.follower import NO_SESSION
+from pushrep.election.follower import NO_SESSION, ReplicaSession
 from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import (
@@ -150,14 +150,12 @@ class Recordings:
         """Whether it has a writer."""
         if recording.entry.recording_id in self._extended:
             return True
-        replica = recording.kept.open_replica(recording.entry.tp)
-        session = replica.state().session if replica is not None else NO_SESSION
+        session = _session_of(recording)
         return self.is_member(recording) if session == NO_SESSION else not session.is_over
 
     def is_led(self, recording: KeptRecording) -> bool:
         """Whether only a leader may change it: the newest grant names this node, or a leader's session is open."""
-        replica = recording.kept.open_replica(recording.entry.tp)
-        session = replica.state().session if replica is not None else NO_SESSION
+        session = _session_of(recording)
         return self.is_member(recording) or (session != NO_SESSION and not session.is_over)
 
     def is_member(self, recording: KeptRecording) -> bool:
@@ -175,16 +173,14 @@ class Recordings:
         kept, tp = recording.kept, recording.entry.tp
         if not kept.begin_removal(tp, lambda session: session == NO_SESSION or session.is_over):
             return False
-        try:
-            if not self.is_member(recording):  # a grant that came meanwhile relies on these logs
-                self.catalogue.deleted(recording.entry.recording_id)
-                self._extended.discard(recording.entry.recording_id)
-                return True
-        except BaseException:
-            kept.end_removal(tp)
-            raise
-        kept.end_removal(tp)
-        return False
+        with ExitStack() as undo:
+            undo.callback(kept.end_removal, tp)
+            if self.is_member(recording):  # a grant that came meanwhile relies on these logs
+                return False
+            self.catalogue.deleted(recording.entry.recording_id)
+            self._extended.discard(recording.entry.recording_id)
+            undo.pop_all()
+        return True
 
     def remove(self, recording: KeptRecording) -> wire.DeleteDone:
         """Remove the files of a log that `deleted` has marked; returns their bytes, or why not all were removed."""
@@ -336,12 +332,9 @@ class Recordings:
         if state is not wire.RecordingState.DELETED:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
             replica = recording.kept.open_replica(entry.tp)
-            source = NodeSource(recording, self, replica.log if replica is not None else None)
-            try:
+            with closing(NodeSource(recording, self, replica.log if replica is not None else None)) as source:
                 facts = source.facts(with_liveness=True)
                 damaged_from = source.damaged_from(facts)
-            finally:
-                source.close()
             start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if facts.is_live else facts.written
         return wire.Recording(
             recording_id=entry.recording_id,
@@ -357,6 +350,11 @@ class Recordings:
 
 
 _ENTRIES_MAX = 1000
+
+
+def _session_of(recording: KeptRecording) -> ReplicaSession:
+    replica = recording.kept.open_replica(recording.entry.tp)
+    return replica.state().session if replica is not None else NO_SESSION
 
 
 def _led(recording: KeptRecording) -> ReplayRefused:

@@ -186,20 +186,16 @@ class ReplayCalls:
                 found = job()
             except ReplayRefused as refused:
                 code, why = refused.code, refused.why
-                post(lambda: self.refuse(connection, call, code, why))
             except (OSError, PushrepError) as error:
                 _LOG.error("%s failed: %s", type(call.request).__name__, error)
-                text = str(error)
-                post(lambda: self.refuse(connection, call, ErrorCode.KAFKA_STORAGE_ERROR, text))
+                code, why = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
             except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
                 _LOG.exception("%s failed", type(call.request).__name__)
-                post(
-                    lambda: self.refuse(
-                        connection, call, ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log"
-                    )
-                )
+                code, why = ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log"
             else:
                 post(lambda: then(found))
+                return
+            post(lambda: self.refuse(connection, call, code, why))
 
         self._server.on_disk(run)
 

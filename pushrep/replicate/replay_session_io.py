@@ -67,7 +67,7 @@ class ReplayConnection:
         self.is_open = True
         self.mask = READABLE
         """What the poller was asked for last."""
-        self._frames: deque[tuple[list[Piece], Callable[[], None] | None]] = deque()
+        self._frames: deque[tuple[list[Piece], Callable[[], object] | None]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -107,7 +107,7 @@ class ReplayConnection:
             calls += self.protocol.buffer_updated(self.socket.recv_into(self.protocol.get_buffer()))
         return calls
 
-    def send(self, parts: Sequence[Part], sent: Callable[[], None] | None = None) -> None:
+    def send(self, parts: Sequence[Part], sent: Callable[[], object] | None = None) -> None:
         """Queue a frame; `flush` calls `sent` once it was sent."""
         self._frames.append((pieces_of(parts), sent))
 
@@ -199,10 +199,8 @@ class ServedSession:
         return opened
 
     def _take_lease(self) -> None:
-        self._lease = self.source.lease(self.session.position, self._on_lease_broken)
-
-    def _on_lease_broken(self, reason: str) -> None:
-        self._server.post(lambda: self._lease_gone(reason))
+        post, gone = self._server.post, self._lease_gone
+        self._lease = self.source.lease(self.session.position, lambda reason: post(lambda: gone(reason)))
 
     # ---- the server's thread
 
@@ -267,7 +265,7 @@ class ServedSession:
                 if self._lease is not None:
                     self._lease.release()
             case e.SendEnd():
-                self._send(self._end_to_wire(effect), self._end_sent)
+                self._send(self._end_to_wire(effect), lambda: self.handle(e.EndSent()))
             case e.Forget():
                 self._release()
                 self._server.forget(self)
@@ -329,7 +327,7 @@ class ServedSession:
             tip = max(beat.tip, at)
             self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
 
-    def _send(self, event: Struct, sent: Callable[[], None] | None = None) -> None:
+    def _send(self, event: Struct, sent: Callable[[], object] | None = None) -> None:
         connection, call = self.connection, self._call
         if connection is not None and call is not None and connection.is_open:
             connection.send(connection.protocol.event(call, event), sent)
@@ -392,9 +390,6 @@ class ServedSession:
         with suppress(*READ_ERRORS):
             facts = self.source.facts(with_liveness=False)
         return self.source.failure(error, self.session.position, facts)
-
-    def _end_sent(self) -> None:
-        self.handle(e.EndSent())
 
     def _release_files(self) -> None:
         for one in self._held:

@@ -110,29 +110,23 @@ class ReplicaNode:
         self._standbys: dict[UUID, StandbyReport] = {}
         self._is_stopped = False
         files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
-        self._reloading = (
-            Reloading(files, self.reload, self.certificate_expires_s, lambda: clock.wall_ms() / 1000) if files else None
-        )
-        if not settings.address.is_loopback and not settings.is_secured:
+        self.reloading = Reloading(files, self.reload)
+        """Reads its files again when they change, or `soon`."""
+        if not settings.address.is_loopback and settings.certificates is None:
             _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
         self.connections.start()
-        if self._reloading is not None:
-            self._reloading.start()
+        if files:
+            self.reloading.start()
 
     def reload(self) -> None:
         """Read certificates and allow list again. Connections go on; replays without a right are ended.
 
         Raises BadArgument; then nothing has changed.
         """
-        tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
+        tls = None if self._settings.certificates is None else self._settings.certificates.context()
         self.access.reload()
         self.connections.tls = tls
         self.replay_server.recheck()
-
-    def reload_soon(self) -> None:
-        """The same in another thread, which logs errors; for signal handlers."""
-        if self._reloading is not None:
-            self._reloading.soon()
 
     def certificate_expires_s(self) -> int | None:
         """When this node's certificate or its CA expires first, Unix time; None without files."""
@@ -216,8 +210,7 @@ class ReplicaNode:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._reloading is not None:
-            self._reloading.stop()
+        self.reloading.stop()
         self.replay_server.stop()
         self.connections.stop()
         self.store.close()

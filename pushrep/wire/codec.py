@@ -128,17 +128,11 @@ def parts_of(struct: type[Any]) -> Callable[[Any], Sequence[Part]] | None:
     for name, column in columns_of(struct).items():
         if name == RECORDS_FIELD:
             return attrgetter(name)
-        if get_origin(column.hint) is tuple and (inner := _parts_of_items(name, get_args(column.hint)[0])) is not None:
-            return inner
+        item = get_args(column.hint)[0] if get_origin(column.hint) is tuple else None
+        parts = parts_of(item) if isinstance(item, type) and issubclass(item, Struct) else None
+        if parts is not None:
+            return lambda message: [part for one in getattr(message, name) for part in parts(one)]
     return None
-
-
-def _parts_of_items(name: str, item: Any) -> Callable[[Any], Sequence[Part]] | None:
-    is_struct = isinstance(item, type) and issubclass(item, Struct)
-    parts = parts_of(item) if is_struct else None
-    if parts is None:
-        return None
-    return lambda message: [part for one in getattr(message, name) for part in parts(one)]
 
 
 class BodyCursor:

@@ -15,6 +15,7 @@ from pushrep.outbox import NotEnoughReplicas
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.integration.test_push_tls import server_files
 from tests.programs import PythonProgram
 
 
@@ -23,9 +24,9 @@ def certificates(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def tls(certificates, name, ca="ca", **more):
+def tls(certificates, name, ca="ca"):
     paths = {"cert": certificates / f"{name}.pem", "key": certificates / f"{name}.key"}
-    return mutual_tls(**paths, ca=certificates / f"{ca}.pem", **more)
+    return mutual_tls(**paths, ca=certificates / f"{ca}.pem")
 
 
 def shown(certificates, name, ca="ca"):
@@ -34,7 +35,7 @@ def shown(certificates, name, ca="ca"):
 
 def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate_names(world, certificates):
     for index, allowed in ((1, "billing"), (2, "billing"), (3, "shipping")):
-        world.node(index, tls=tls(certificates, "node", is_server=True), allow=frozenset({allowed}))
+        world.node(index, certificates=server_files(certificates), allow=frozenset({allowed}))
     with open_outbox(world, 1, 2, min_insync_replicas=3, push=shown(certificates, "billing")) as outbox:
         for number in range(50):
             outbox.append(0, bytes(number * 100)).result(WAIT_S)
@@ -60,7 +61,7 @@ def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate
 )
 def test_a_wrong_expired_or_missing_certificate_is_said_in_words(world, certificates, caplog, client, ca, server, why):
     """With ALL no record is accepted, and the log, `status()` and `pushrep status` have the reason."""
-    world.node(1, tls=tls(certificates, server, is_server=True))
+    world.node(1, certificates=server_files(certificates, server))
     push = QUICK if client is None else shown(certificates, client, ca)
     caplog.set_level(logging.WARNING, "pushrep")
     with open_outbox(world, 1, push=push, open_timeout_s=0.5) as outbox:
@@ -111,7 +112,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(certificate
 
 def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
     """A node as a process with --cert, and `pushrep replica add` to it with the caller's certificate."""
-    world.node(1, tls=tls(certificates, "node", is_server=True))
+    world.node(1, certificates=server_files(certificates))
     with open_outbox(world, 1, push=shown(certificates, "billing")) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
     node = ["--cert", certificates / "node.pem", "--key", certificates / "node.key", "--ca", certificates / "ca.pem"]

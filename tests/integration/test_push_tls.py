@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
@@ -18,12 +19,8 @@ def certificates(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def server_side(certificates, name="node"):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-    context.load_verify_locations(certificates / "ca.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
+def server_files(certificates, name="node"):
+    return CertificateFiles(certificates / f"{name}.pem", certificates / f"{name}.key", certificates / "ca.pem")
 
 
 def client_side(certificates, name="billing", ca="ca"):
@@ -34,7 +31,7 @@ def client_side(certificates, name="billing", ca="ca"):
 
 
 def test_records_are_pushed_over_tls_by_whom_the_certificate_names(world, certificates):
-    replica = world.node(1, tls=server_side(certificates), allow=frozenset({"billing"}))
+    replica = world.node(1, certificates=server_files(certificates), allow=frozenset({"billing"}))
     service = world.service([replica], settings=client_side(certificates)).start()
     for number in range(200):
         service.append(bytes(number * 50))
@@ -43,7 +40,7 @@ def test_records_are_pushed_over_tls_by_whom_the_certificate_names(world, certif
 
 
 def test_another_name_may_not_create(world, certificates):
-    replica = world.node(1, tls=server_side(certificates), allow=frozenset({"shipping"}))
+    replica = world.node(1, certificates=server_files(certificates), allow=frozenset({"shipping"}))
     service = world.service([replica], settings=client_side(certificates)).start()
     service.wait_for(lambda _: "may not call" in service.leading.troubles().get(1, ""))
     assert not service.leading.partitions[0].leader.sessions
@@ -55,12 +52,12 @@ def test_another_name_may_not_create(world, certificates):
     ids=["signed by another", "none shown", "an unknown server", "an expired server"],
 )
 def test_wrong_missing_and_expired_certificates_are_refused(world, certificates, client, ca, server):
-    replica = world.node(1, tls=server_side(certificates, server))
+    replica = world.node(1, certificates=server_files(certificates, server))
     with pytest.raises(ReplicaUnreachable, match=r"certificate|closed|reset|alert|EOF|Broken pipe"):
         ReplicaClient(replica.address, client_side(certificates, client, ca))
 
 
 def test_plain_text_to_a_listener_with_tls_is_refused(world, certificates):
-    replica = world.node(1, tls=server_side(certificates))
+    replica = world.node(1, certificates=server_files(certificates))
     with pytest.raises(ReplicaUnreachable):
         ReplicaClient(replica.address, QUICK)

@@ -11,7 +11,7 @@ from pushrep.replay import TO_END, NodeAccess, NodeUnreachable, ReplayClient, Re
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take
-from tests.integration.test_push_tls import certificates, server_side
+from tests.integration.test_push_tls import certificates, server_files
 
 __all__ = ["certificates"]
 
@@ -24,7 +24,7 @@ def access(certificates, name):
 
 def test_replays_over_tls_are_for_whom_the_certificate_names(world, certificates):
     node = world.node(
-        tls=server_side(certificates), allow=frozenset({"billing"}), config=LogConfig(preallocate_bytes=0)
+        tls=server_files(certificates), allow=frozenset({"billing"}), config=LogConfig(preallocate_bytes=0)
     )
     pushing = PushSettings(tls=access(certificates, "billing").tls)
     leader = world.leader(node, tls=pushing)
