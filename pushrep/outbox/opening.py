@@ -27,9 +27,6 @@ from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, start_shipping
-from pushrep.replicate.settings import PushSettings
-from pushrep.replicate.sockets import Address
-from pushrep.topic_id_partition import TopicIdPartition
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -38,10 +35,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 OPENING = "the opening of the outbox"
-CREATE_AT_REPLICAS_MIN = 64
-"""With at least so many partitions, replicas make a new outbox's logs while this member makes its own, over an extra
-connection.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +81,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     topic_id = lead.grant.topic_id if lead is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
-        _make_logs(resources, held, identity, topic_id, settings.config.push)
+        _make_logs(held, identity, topic_id)
     state_store = _state_store(held, identity) if identity.replicas else None
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     for n in range(identity.partitions):  # all of one topic, which has one id
@@ -122,28 +115,12 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     )
 
 
-def _make_logs(
-    resources: ExitStack, held: LogDirectory, identity: OutboxIdentity, topic_id: UUID, push: PushSettings
-) -> None:
-    """Make the logs of a new outbox; if they are many, its replicas make theirs at the same time."""
+def _make_logs(held: LogDirectory, identity: OutboxIdentity, topic_id: UUID) -> None:
+    """Make the logs of a new outbox."""
     names = [log_name(identity.topic, n) for n in range(identity.partitions)]
     create = partial(create_logs, held, has_replicas=bool(identity.replicas))
     create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
-    if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
-        _make_at_replicas(resources, identity, topic_id, push)
     create(dict.fromkeys(names[1:], topic_id))
-
-
-def _make_at_replicas(resources: ExitStack, identity: OutboxIdentity, topic_id: UUID, push: PushSettings) -> None:
-    """Have the nodes make the logs of a new outbox while this member makes its own. An error is ignored here: it comes
-    again when this member leads.
-    """
-    from pushrep.replicate.member_clients import LogCreation, MemberClients  # noqa: PLC0415 - as above
-
-    tps = [TopicIdPartition(topic_id, identity.topic, n) for n in range(identity.partitions)]
-    clients = MemberClients(UUID(identity.outbox_id), identity.member, tps, push)
-    addresses = [Address.parse(address) for _, address in identity.replicas]
-    resources.callback(LogCreation(clients, len(tps), addresses, push).end)
 
 
 def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:

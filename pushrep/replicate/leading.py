@@ -32,7 +32,6 @@ from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connectin
 from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
-from pushrep.replicate.member_clients import CREATED_AT_ONCE
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.topic_id_partition import TopicIdPartition
@@ -42,6 +41,8 @@ from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse, 
 
 _LOG = logging.getLogger("pushrep.push")
 _TICKS_PER_LAG = 4
+_CREATED_AT_ONCE = 200
+"""How many logs one request asks for: the node may have to make and sync each before it answers."""
 _NOBODY_THERE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -408,7 +409,7 @@ class _Driver:
                     outbox_id=self._leading.outbox_id,
                     member=self._leading.grant.leader,
                     create=True,
-                    partitions=tuple(left[:CREATED_AT_ONCE]),
+                    partitions=tuple(left[:_CREATED_AT_ONCE]),
                     generation=self._leading.grant.generation,
                 )
                 answer = client.ask(request, DescribeLogResponse)

@@ -7,7 +7,6 @@ outbox under the id gives no answer: it is not counted, and the log says why.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -40,8 +39,6 @@ from pushrep.wire.push_messages import (
 
 _LOG = logging.getLogger("pushrep.node")
 _DESCRIBED_AT_ONCE = 500
-CREATED_AT_ONCE = 200
-"""How many logs one request asks for: the node may have to make and sync each before it answers."""
 _FETCH_BYTES = 4 << 20
 _AGAIN_S = 0.1
 _NOT_COUNTED = "member %s does not count: %s"
@@ -104,12 +101,6 @@ class MemberClients:
         self._outbox_id, self._member, self._tps, self._settings = outbox_id, member, tps, settings
         self.generation = 0
         """The generation of the newest grant here."""
-
-    def create(self, client: ReplicaClient, at: int) -> int:
-        """Have a node make the logs that it lacks, from the `at`-th on; returns how many it has now, at least one more.
-        Raises ReplicaUnreachable.
-        """
-        return at + len(self._describe(client, at, create=True).logs)
 
     def describe(self, index: int, address: Address) -> MemberAnswer:
         """Ask what a member holds. Raises ReplicaUnreachable, ValueError."""
@@ -185,13 +176,12 @@ class MemberClients:
             identity="" if (shown := identity_in(client.certificate)) in UNPROVEN else shown,
         )
 
-    def _describe(self, client: ReplicaClient, at: int, *, create: bool = False) -> DescribeLogResponse:
+    def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
         """Describe the logs from the `at`-th on, at least one."""
-        page = tuple(self._tps[at : at + (CREATED_AT_ONCE if create else _DESCRIBED_AT_ONCE)])
+        page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
         request = DescribeLogRequest(
             outbox_id=self._outbox_id,
             member=self._member,
-            create=create,
             partitions=page,
             generation=self.generation,
         )
@@ -199,44 +189,6 @@ class MemberClients:
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.why)
         return answer
-
-
-class LogCreation:
-    """Has nodes make the logs that they lack, each asked in a thread of its own, until all are made or `end`.
-
-    Failures are left to the leader, which asks for each log again.
-    """
-
-    def __init__(
-        self, clients: MemberClients, log_count: int, addresses: Sequence[Address], settings: PushSettings
-    ) -> None:
-        self._clients, self._log_count, self._settings = clients, log_count, settings
-        self._lock, self._is_over = threading.Lock(), False
-        self._connected: list[ReplicaClient] = []
-        threads = settings.network.threads
-        self._threads = [threads.thread(partial(self._make, one), f"pushrep-make-{one}") for one in addresses]
-        for thread in self._threads:
-            thread.start()
-
-    def end(self) -> None:
-        """Stop; a request that waits for its answer is cut."""
-        with self._lock:
-            self._is_over = True
-        for client in self._connected:
-            client.cut()
-        for thread in self._threads:
-            thread.join(self._settings.shutdown_timeout_ms / 1000)
-
-    def _make(self, address: Address) -> None:
-        try:
-            with ReplicaClient(address, self._settings) as client:
-                with self._lock:
-                    self._connected.append(client)
-                made = 0
-                while made < self._log_count and not self._is_over:
-                    made = self._clients.create(client, made)
-        except ReplicaUnreachable as error:
-            _LOG.debug("%s makes no logs yet: %s", address, error)
 
 
 def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:

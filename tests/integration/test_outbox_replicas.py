@@ -2,9 +2,7 @@
 name.
 """
 
-import errno
 import shutil
-import threading
 from contextlib import suppress
 
 import pytest
@@ -16,8 +14,6 @@ from pushrep.election.grants import owner_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
-from pushrep.log.directory import create_logs
-from pushrep.log.directory_id import read_directory_id
 from pushrep.outbox import (
     BufferFull,
     DeliveryFailed,
@@ -27,8 +23,6 @@ from pushrep.outbox import (
     ReceiptTimeout,
     read_identity,
 )
-from pushrep.outbox.opening import CREATE_AT_REPLICAS_MIN
-from pushrep.replicate.node_store import KeptOutbox
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.unit.gated_disk import GatedDisk
 
@@ -39,33 +33,6 @@ def copy_of(world, outbox, index, partition=0):
 
 def record_bytes(directory):
     return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
-
-
-def test_nodes_make_the_logs_of_a_new_outbox_while_it_makes_its_own(world, monkeypatch):
-    world.node(1)
-    world.node(2)
-    world.nodes[2].stop()  # which holds nobody up
-    made = []
-
-    def create_later(held, wanted, **more):
-        """Only the first log exists yet."""
-        if len(wanted) > 1:
-            wait_until(
-                lambda: len([*world.root.glob("node-1/*/orders-*/*.log")]) == CREATE_AT_REPLICAS_MIN, "all are made"
-            )
-            (first,) = world.root.glob("node-1/*/orders-0")
-            assert not (first.parent / "promises.json").exists(), "nothing is granted yet"
-            made.append(read_directory_id(first.parent, REAL_FILESYSTEM)[0])
-        create_logs(held, wanted, **more)
-
-    monkeypatch.setattr("pushrep.outbox.opening.create_logs", create_later)
-    with open_outbox(world, 1, 2, partitions=CREATE_AT_REPLICAS_MIN) as outbox:
-        directory = copy_of(world, outbox, 1).parent
-        assert made == [read_directory_id(directory, REAL_FILESYSTEM)[0]], "it had its id when the logs were there"
-        assert not made[0].is_copy
-        receipts = [outbox.append(partition, b"a") for partition in range(CREATE_AT_REPLICAS_MIN)]
-        assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * CREATE_AT_REPLICAS_MIN
-        wait_for_all(outbox, world.nodes[1].address)
 
 
 @pytest.mark.parametrize(
@@ -83,30 +50,6 @@ def test_an_outbox_whose_only_replica_stops_its_appends_says_so_at_its_opening(w
     with open_outbox(world, *members, **settings):
         pass
     assert ("has two members and needs both: if one fails, appends stop" in caplog.text) == warns
-
-
-def test_nothing_is_asked_of_nodes_any_more_once_the_opening_of_a_new_outbox_failed(world, monkeypatch):
-    world.node(1)
-    asked, goes_on = threading.Event(), threading.Event()
-
-    def create_missing(kept, tps):
-        asked.set()
-        goes_on.wait(WAIT_S)
-
-    def fail(held, wanted, **more):
-        """At every log but the first, when the node is at work."""
-        if len(wanted) > 1:
-            assert asked.wait(WAIT_S)
-            raise OSError(errno.EIO, "the disk is broken")
-        create_logs(held, wanted, **more)
-
-    monkeypatch.setattr("pushrep.outbox.opening.create_logs", fail)
-    monkeypatch.setattr(KeptOutbox, "create_missing", create_missing)
-    with pytest.raises(OSError, match="broken"):
-        open_outbox(world, 1, partitions=CREATE_AT_REPLICAS_MIN)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pushrep-make")]
-    goes_on.set()
-    assert left == []
 
 
 def test_what_is_appended_is_pushed_and_a_dead_replica_costs_nothing_but_lag(world):
