@@ -144,7 +144,7 @@ class HandoverSocket(ClosedAtExit):
         state, why = arguments.get("state"), arguments.get("why")
         if isinstance(state, str) and isinstance(why, str):
             self._node.note_standby(outbox_id, state, why)
-        return None if outbox_id == NOT_MADE else self._node.last_contact(outbox_id).age_ms
+        return None if outbox_id == NOT_MADE else self._node.store.look_up(outbox_id).contact_age_ms
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
-from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.env.checked_json import write_checked_json
 from pushrep.errors import BadArgument
+from pushrep.replicate.election_state import NODE_FILE_VERSION, read_node_file
 from pushrep.replicate.errors import CorruptNodeFile, Refusal
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
@@ -36,9 +37,7 @@ LOCAL, ANONYMOUS, ANYBODY = "local", "anonymous", "any"
 UNPROVEN = frozenset({LOCAL, ANONYMOUS})
 """Identities without a certificate. The first identity with a certificate that may own their outbox gets it."""
 OWNER_NAME = "owner.json"
-_OWNER_VERSION = 1
 _RESERVED = frozenset({LOCAL, ANONYMOUS, ANYBODY, "*"})
-_FILE_BYTES_MAX = 1 << 20
 _LOG_EVERY_MS = 60_000
 _COUNTED_MAX = 1000
 _ANSWERS_MAX = 10_000
@@ -405,10 +404,7 @@ def audit(identity: str, request: Struct, call: ApiKey) -> None:
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
     """The owner of the outbox in this directory; None if it has none. Raises CorruptNodeFile, OSError."""
     path = directory / OWNER_NAME
-    try:
-        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _OWNER_VERSION)
-    except BadJsonFile as error:
-        raise CorruptNodeFile(path, str(error)) from error
+    found = read_node_file(path, filesystem)
     if found is None:
         return None
     owner = found.get("owner")
@@ -419,4 +415,4 @@ def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
 
 def write_owner(directory: Path, owner: str, filesystem: Filesystem) -> None:
     """Store the owner of the outbox in this directory. It is on disk when this returns. Raises OSError."""
-    write_checked_json(filesystem, directory / OWNER_NAME, {"owner": owner}, _OWNER_VERSION)
+    write_checked_json(filesystem, directory / OWNER_NAME, {"owner": owner}, NODE_FILE_VERSION)

@@ -40,7 +40,7 @@ from pushrep.replicate.errors import CorruptNodeFile
 _LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
-_VERSION = 1
+NODE_FILE_VERSION = 1
 _FILE_BYTES_MAX = 64 << 20  # an entry for every partition that appended without a grant
 NO_MEMBER = -1
 _GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init)
@@ -214,7 +214,7 @@ def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem
 def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
     """(outbox id, election state) of `directory`; None if it is no member's. Raises as above."""
     path = directory / PROMISES_NAME
-    fields = _read(path, filesystem)
+    fields = read_node_file(path, filesystem)
     if fields is None:
         return None
     try:
@@ -250,7 +250,7 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
         "log_generation": state.log_generation,
         "rival": _grant_fields(state.rival),
     }
-    write_checked_json(filesystem, directory / PROMISES_NAME, fields, _VERSION)
+    write_checked_json(filesystem, directory / PROMISES_NAME, fields, NODE_FILE_VERSION)
 
 
 def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
@@ -260,18 +260,19 @@ def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int
     below the one that a leader knows, which would treat the node's sessions as old ones and never fill it again.
     """
     path = data / REPLICA_EPOCH_NAME
-    fields = _read(path, filesystem)
+    fields = read_node_file(path, filesystem)
     try:
         epoch = max(1, clock.wall_ms()) if fields is None else int(fields["replica_epoch"]) + 1
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptNodeFile(path, f"its number is missing or none: {error!r}") from error
-    write_checked_json(filesystem, path, {"replica_epoch": epoch}, _VERSION)
+    write_checked_json(filesystem, path, {"replica_epoch": epoch}, NODE_FILE_VERSION)
     return epoch
 
 
-def _read(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
+def read_node_file(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
+    """The fields of one of a node's small files; None without one. Raises CorruptNodeFile, OSError."""
     try:
-        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, NODE_FILE_VERSION)
     except BadJsonFile as error:
         raise CorruptNodeFile(path, str(error)) from error
 
@@ -283,7 +284,10 @@ def _grant_fields(grant: Grant | None) -> dict[str, Any] | None:
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(one.topic_id), one.partitions] for one in grant.destinations]
     for name in ("members", "previous_members"):
-        fields[name] = [_member_fields(member) for member in getattr(grant, name)]
+        fields[name] = [
+            [one.index, one.address, None if one.directory_id is None else one.directory_id.hex, one.identity]
+            for one in getattr(grant, name)
+        ]
     return fields
 
 
@@ -294,16 +298,10 @@ def _grant_of(fields: Mapping[str, Any] | None) -> Grant | None:
     read["outbox_id"], read["topic_id"] = UUID(read["outbox_id"]), UUID(read["topic_id"])
     read["destinations"] = tuple(Destination(UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
     for name in ("members", "previous_members"):
-        read[name] = tuple(_member_of(*one) for one in read[name])
+        read[name] = tuple(
+            Member(int(index), str(address), None if shown is None else UUID(hex=shown), str(identity))
+            for index, address, shown, identity in read[name]
+        )
     read["hold"] = None if read["hold"] is None else Hold(**read["hold"])
     read["takeover"] = None if read["takeover"] is None else Takeover(**read["takeover"])
     return Grant(**read)
-
-
-def _member_fields(member: Member) -> list[Any]:
-    directory_id = None if member.directory_id is None else member.directory_id.hex
-    return [member.index, member.address, directory_id, member.identity]
-
-
-def _member_of(index: int, address: str, directory_id: str | None, identity: str) -> Member:
-    return Member(int(index), str(address), None if directory_id is None else UUID(hex=directory_id), str(identity))

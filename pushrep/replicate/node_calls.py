@@ -103,8 +103,7 @@ class NodeCalls:
         )
 
     def _append(self, part: AppendRecordsPartition, sender: str) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
-        kept = self._owner_of(part.tp, ApiKey.APPEND_RECORDS, sender)
-        replica = kept.open_replica(part.tp) if kept is not None else None
+        kept, replica = self._found(part.tp, ApiKey.APPEND_RECORDS, sender)
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
             return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
         if replica is None:
@@ -119,8 +118,7 @@ class NodeCalls:
         asked: dict[ReplicaLog, AppendRecordsPartition] = {}
         for part in parts:
             if _may_begin_epoch(part):
-                kept = self._owner_of(part.tp, ApiKey.APPEND_RECORDS, sender)
-                replica = kept.open_replica(part.tp) if kept is not None else None
+                kept, replica = self._found(part.tp, ApiKey.APPEND_RECORDS, sender)
                 if kept is None or replica is None:
                     continue
                 if self._access.may(sender, ApiKey.APPEND_RECORDS, kept.outbox_id, begins=True):  # `_append` refuses
@@ -218,8 +216,7 @@ class NodeCalls:
     def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, sender: str) -> Struct:
         results = []
         for question in request.partitions:
-            kept = self._owner_of(question.tp, ApiKey.END_OFFSET_FOR_EPOCH, sender)
-            replica = kept.open_replica(question.tp) if kept is not None else None
+            kept, replica = self._found(question.tp, ApiKey.END_OFFSET_FOR_EPOCH, sender)
             if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, kept):
                 results.append(wire.WireEpochEnd(error_code=ErrorCode.UNAUTHORISED))
                 continue
@@ -299,6 +296,10 @@ class NodeCalls:
             own = (kept for kept in owners if self._access.may(sender, call, kept.outbox_id))
             return next(own, owners[0])
         return owners[0] if owners else None
+
+    def _found(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> tuple[KeptOutbox | None, ReplicaLog | None]:
+        kept = self._owner_of(tp, call, sender)
+        return kept, kept.open_replica(tp) if kept is not None else None
 
     def _described(self, tp: TopicIdPartition, kept: KeptOutbox | None, rank: tuple[int, int]) -> ReplicaLog:
         """A log that was described to a leader with a grant of this rank. Raises Refusal."""

@@ -80,7 +80,6 @@ class KeptOutbox:
         self._filled: set[int] = set()  # partitions of an unfilled member that are filled
         self._is_known = False  # whether the directory's id was settled
         self._is_unread = False  # a promotion that had the directory may have changed its election state
-        self._last_contact_ms = -1
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
@@ -240,9 +239,11 @@ class KeptOutbox:
             held.release()
 
     @property
-    def last_contact_ms(self) -> int:
-        """When a leader last pushed to any log here, wall clock; -1 for never since the node started."""
-        return max([self._last_contact_ms, *(replica.last_contact_ms for replica in list(self._replicas.values()))])
+    def last_contact(self) -> LastContact:
+        """The last contact with a leader of any epoch, and the age of that with the present one."""
+        clock, contact = self._store.clock, self._contact
+        wall_ms = clock.wall_ms() - clock.monotonic_ms() + contact.at_ms if contact.leader_epoch >= 0 else -1
+        return LastContact(wall_ms, self.contact_age_ms)
 
     @property
     def contact_age_ms(self) -> int | None:
@@ -428,7 +429,7 @@ class KeptOutbox:
     def close(self) -> None:
         """Close every log."""
         with self._lock:
-            replicas, self._last_contact_ms = list(self._replicas.values()), self.last_contact_ms
+            replicas = list(self._replicas.values())
             self._replicas.clear()
         for replica in replicas:
             replica.close()
@@ -463,7 +464,9 @@ class KeptOutbox:
                 config=store.settings.log_config,
                 replica_epoch=store.replica_epoch,
                 flush=store.settings.flush,
-                outbox=self,
+                state_store=self.state_store,
+                note_filled=self.note_filled,
+                note_contact=self.note_contact,
                 news=store.changed,
                 filesystem=store.filesystem,
                 clock=store.clock,

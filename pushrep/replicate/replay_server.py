@@ -139,7 +139,7 @@ class ReplayCalls:
             wire.StartReplayRequest: self._start,
             wire.AttachRequest: self._attach,
             wire.StopReplayRequest: self._stop,
-            wire.DescribeRecordingsRequest: self._describe,
+            wire.DescribeRecordingsRequest: self._keep(recordings.described),
             wire.ExtendRequest: self._keep(recordings.extend),
             wire.TruncateRequest: self._keep(recordings.truncate),
             wire.PurgeRequest: self._keep(recordings.purge),
@@ -155,12 +155,11 @@ class ReplayCalls:
             self._server.flush(connection)
         elif (carry_out := self._calls.get(type(call.request))) is not None:
             access = self._server.recordings.access
-            if not access.could(connection.sender, call.api_key):
-                self.refuse(
-                    connection, call, ErrorCode.UNAUTHORISED, str(access.refused(connection.sender, call.api_key))
-                )
-                return
-            carry_out(connection, call, call.request)
+            if access.could(connection.sender, call.api_key):
+                carry_out(connection, call, call.request)
+            else:
+                refused = access.refused(connection.sender, call.api_key)
+                self.refuse(connection, call, refused.code, str(refused))
         else:
             # All sessions share this thread: a leader's request could hold them up.
             self.refuse(connection, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
@@ -339,21 +338,17 @@ class ReplayCalls:
             return
         recording_id, recordings = asked.recording_id, self._server.recordings
 
-        def may() -> bool:
+        def may() -> None:
             recording = recordings.find(recording_id)
             # Who may delete it may end the sessions of others.
             if not access.may(connection.sender, ApiKey.DELETE, recording and recording.entry.outbox_id):
                 access.refused(connection.sender, ApiKey.STOP_REPLAY)
-                return False
+                raise ReplayRefused(ErrorCode.UNAUTHORISED, "")
             audit(connection.sender, asked, ApiKey.STOP_REPLAY)
-            return True
 
-        def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
-            if is_allowed:
-                sessions, now_ms = self._server.sessions, self._server.now_ms()
-                self._answer_stopped(connection, call, sessions.notify_all(recording_id, e.Stop(), now_ms))
-            else:
-                self.refuse(connection, call, ErrorCode.UNAUTHORISED, "")
+        def stop(_: None) -> None:
+            sessions, now_ms = self._server.sessions, self._server.now_ms()
+            self._answer_stopped(connection, call, sessions.notify_all(recording_id, e.Stop(), now_ms))
 
         self.on_disk(connection, call, may, stop)
 
@@ -367,15 +362,6 @@ class ReplayCalls:
         self.answer(connection, call, wire.StopReplayResponse(stopped=sum(1 for _, effects in stopped if effects)))
 
     # ---- keeping house
-
-    def _describe(self, connection: ReplayConnection, call: Call, asked: wire.DescribeRecordingsRequest) -> None:
-        recordings, sender = self._server.recordings, connection.sender
-        self.on_disk(
-            connection,
-            call,
-            lambda: recordings.described(asked, sender),
-            lambda found: self.answer(connection, call, found),
-        )
 
     def _keep(self, job: Callable[[Any, str], Struct]) -> Callable[[ReplayConnection, Call, Any], None]:
         return lambda connection, call, asked: self.on_disk(

@@ -14,6 +14,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from pushrep.env import READABLE, WRITABLE
@@ -83,28 +84,18 @@ class ReplayConnection:
     def receive(self) -> list[Call | ClientEvent]:
         """The received calls. Raises ProtocolError; ConnectionError at the end of the stream."""
         calls: list[Call | ClientEvent] = []
-        for _ in range(_READS_MAX):
+        for reads in count(1):
             try:
-                count = self.socket.recv_into(self.protocol.get_buffer())
+                size = self.socket.recv_into(self.protocol.get_buffer())
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return calls
-            if count == 0:
-                if not calls:
-                    raise ConnectionError("the peer hung up")
-                return calls  # the next call meets the error again
-            calls += self.protocol.buffer_updated(count)
-            if calls:
-                return calls if self._buffered() == 0 else calls + self._rest()
-        return calls
-
-    def _buffered(self) -> int:
-        return self.socket.pending() if isinstance(self.socket, ssl.SSLSocket) else 0
-
-    def _rest(self) -> list[Call | ClientEvent]:
-        """Bytes that TLS has decrypted already, which the poller does not see."""
-        calls: list[Call | ClientEvent] = []
-        while self._buffered():
-            calls += self.protocol.buffer_updated(self.socket.recv_into(self.protocol.get_buffer()))
+                break
+            if size == 0 and not calls:
+                raise ConnectionError("the peer hung up")
+            calls += self.protocol.buffer_updated(size)
+            # The poller does not see the bytes that TLS has decrypted already.
+            is_rest = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
+            if size == 0 or (not is_rest and (calls or reads >= _READS_MAX)):  # the next call meets the end again
+                break
         return calls
 
     def send(self, parts: Sequence[Part], sent: Callable[[], object] | None = None) -> None:

@@ -9,12 +9,12 @@ One request at a time: the effects of one are done before the next is judged.
 import logging
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from pushrep.election import follower as does
 from pushrep.election.epochs import LogEnds
@@ -68,15 +68,6 @@ class DiskTrouble:
             _LOG.warning("%s: %s", what, self.why)
 
 
-class OutboxOfLog(Protocol):
-    """The outbox of a log: its election state, and what it learns from the log's leader."""
-
-    @property
-    def state_store(self) -> ElectionStateStore: ...
-    def note_filled(self, tp: TopicIdPartition) -> None: ...
-    def note_contact(self, leader_epoch: int) -> None: ...
-
-
 class ReplicaLog:
     """A replica's log. Thread-safe. A failed one is opened again when it is described next."""
 
@@ -88,12 +79,16 @@ class ReplicaLog:
         config: LogConfig,
         replica_epoch: int,
         flush: bool,
-        outbox: OutboxOfLog,
+        state_store: ElectionStateStore,
+        note_filled: Callable[[TopicIdPartition], None],
+        note_contact: Callable[[int], None],
         news: Callable[[TopicIdPartition], None],
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
-        """news: called when readers may see something new. It must not wait."""
+        """state_store: the outbox's. note_filled, note_contact: called when the leader has filled the log, or was heard.
+        news: called when readers may see something new. It must not wait.
+        """
         self.tp, self.replica_epoch = tp, replica_epoch
         self.failure: BaseException | None = None
         """Why the log is offline, if its disk failed."""
@@ -101,10 +96,11 @@ class ReplicaLog:
         """Why it waits for an operator; None if it does not."""
         self.last_contact_ms = -1
         self._trouble = DiskTrouble(directory, filesystem, clock)
-        self._outbox, self._clock, self._flush, self._news = outbox, clock, flush, news
-        self._state_store = outbox.state_store
+        self._state_store, self._note_filled, self._note_contact = state_store, note_filled, note_contact
+        self._clock, self._flush, self._news = clock, flush, news
         self._session: ReplicaSession = NO_SESSION
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held while a request is judged and carried out."""
         self._repair: SegmentRepair | None = None
         self._repair_lock = threading.Lock()
         self.log = SegmentLog.open(
@@ -112,7 +108,7 @@ class ReplicaLog:
             config,
             log_id=tp.topic_id,
             has_replicas=True,
-            on_lost=partial(outbox.state_store.note_lost, str(tp)),
+            on_lost=partial(state_store.note_lost, str(tp)),
             filesystem=filesystem,
             clock=clock,
         )
@@ -122,7 +118,7 @@ class ReplicaLog:
 
         A request that was judged before the grant may still append records, which the answer has to include.
         """
-        with self._lock:
+        with self.lock:
             return self.state()
 
     def state(self) -> ReplicaState:
@@ -145,7 +141,7 @@ class ReplicaLog:
         if self._flush and not request.flush_wanted:
             request = replace(request, flush_wanted=True)
         request.split()
-        with self._lock:
+        with self.lock:
             if self.failure is not None:
                 return AppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR)
             self.last_contact_ms = self._clock.wall_ms()
@@ -165,28 +161,22 @@ class ReplicaLog:
             if self.refused is not None and answer.result.error_code is ErrorCode.NONE and request.batches:
                 self._trouble.why = None
             if answer.result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
-                self._outbox.note_contact(request.leader_epoch)
+                self._note_contact(request.leader_epoch)
             promised = self._state_store.kept
             if promised.unfilled:
                 self._end_refill()
             if answer.result.error_code is ErrorCode.NONE and promised.is_unfilled:
-                self._note_filled(request)
+                self._end_filling(request)
             return answer.result
 
     def epoch_to_begin(self, request: AppendRecordsPartition) -> does.BeginEpoch | None:
-        """The epoch without a record that `follow` would first write, if any. Call it only in `held`."""
+        """The epoch without a record that `follow` would first write, if any. Call it only under `lock`."""
         if self.failure is not None:
             return None
         for effect in follow(self.state(), request, self._batch_at):
             if not isinstance(effect, does.OpenSession):
                 return effect if isinstance(effect, does.BeginEpoch) else None
         return None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """A context in which no request is judged."""
-        with self._lock:
-            yield
 
     @property
     def refused(self) -> str | None:
@@ -223,13 +213,13 @@ class ReplicaLog:
         )
         return True
 
-    def _note_filled(self, request: AppendRecordsPartition) -> None:
+    def _end_filling(self, request: AppendRecordsPartition) -> None:
         """Note that the log is filled, by the same condition as for joining the in-sync set: it has everything
         acknowledged before this leader.
         """
         if self.log.log_end_offset >= max(request.high_watermark, request.epoch_start_offset):
             self.log.flush()  # the member will count as holding the records
-            self._outbox.note_filled(self.tp)
+            self._note_filled(self.tp)
 
     def _end_refill(self) -> None:
         unfilled_to = self._state_store.kept.unfilled.get(str(self.tp))
@@ -268,7 +258,7 @@ class ReplicaLog:
 
     def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
         """Stop following, if its session allows it; no request runs that could change that."""
-        with self._lock:
+        with self.lock:
             if not may(self._session):
                 return False
             if self.failure is None:
@@ -277,14 +267,14 @@ class ReplicaLog:
 
     def close(self) -> None:
         """Close the log; disk errors are logged. A failed log is scanned when it is opened again."""
-        with self._lock:
+        with self.lock:
             if self.failure is None:
                 self.failure = PushrepError(f"{self.tp} is closed")
         with self._repair_lock:  # no repair begins any more
             if self._repair is not None:
                 self._repair.close()
                 self._repair = None
-        with self._lock:
+        with self.lock:
             try:
                 self.log.close()
             except (OSError, PushrepError) as error:
@@ -331,7 +321,7 @@ class ReplicaLog:
         _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
 
     def _cut(self, offset: int) -> None:
-        if offset < self.log.log_end_offset and self._is_inside_batch(offset):
+        if offset < self.log.log_end_offset and self._batch_at(offset) is None:
             # A log is cut between batches, and cutting at the batch's base could remove acknowledged records.
             raise PushrepError(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
         self.log.truncate_to(offset, keep=True)
@@ -346,10 +336,6 @@ class ReplicaLog:
                 self.log.delete_records(offset)
             except StillNeeded as error:  # a reader needs them; the leader repeats it with its next request
                 _LOG.info("%s: %s", self.tp, error)
-
-    def _is_inside_batch(self, offset: int) -> bool:
-        data = self.log.read(offset, 1)
-        return bool(data) and RecordBatch(data).header.base_offset < offset
 
     def _batch_at(self, offset: int) -> bytes | None:
         try:
@@ -386,7 +372,7 @@ def begin_epochs(asked: Mapping[ReplicaLog, AppendRecordsPartition]) -> None:
     with ExitStack() as held:
         begun = []
         for replica, request in sorted(asked.items(), key=lambda one: one[0].tp):  # two requests that meet take turns
-            held.enter_context(replica.held())
+            held.enter_context(replica.lock)
             if (effect := replica.epoch_to_begin(request)) is not None:
                 begun.append((replica.log, effect.leader_epoch, effect.start_offset))
         with suppress(OSError, PushrepError):

@@ -181,11 +181,6 @@ class ReplicaNode:
         audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
         return self.replay_server.stop_session(session_id)
 
-    def last_contact(self, outbox_id: UUID) -> LastContact:
-        """The last contact with this outbox's leader. Raises CorruptNodeFile, OSError."""
-        kept = self.store.look_up(outbox_id)
-        return LastContact(kept.last_contact_ms, kept.contact_age_ms)
-
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
         """Note a standby's state, which it reports several times a second."""
         self._standbys[outbox_id] = StandbyReport(state, why, self._clock.monotonic_ms())
@@ -198,7 +193,7 @@ class ReplicaNode:
 
         Yields the last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
-        contact = self.last_contact(outbox_id)
+        contact = self.store.look_up(outbox_id).last_contact
         try:
             with self.store.outbox(outbox_id).hand_over():
                 yield contact

@@ -24,7 +24,7 @@ def access(certificates, name):
 
 def test_replays_over_tls_are_for_whom_the_certificate_names(world, certificates):
     node = world.node(
-        tls=server_files(certificates), allow=frozenset({"billing"}), config=LogConfig(preallocate_bytes=0)
+        certificates=server_files(certificates), allow=frozenset({"billing"}), config=LogConfig(preallocate_bytes=0)
     )
     pushing = PushSettings(tls=access(certificates, "billing").tls)
     leader = world.leader(node, tls=pushing)
