@@ -86,7 +86,7 @@ class ReplicaLog:
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
-        """state_store: the outbox's. note_filled, note_contact: called when the leader has filled the log, or was heard.
+        """state_store: the outbox's. note_filled, note_contact: called when its leader filled the log, or was heard.
         news: called when readers may see something new. It must not wait.
         """
         self.tp, self.replica_epoch = tp, replica_epoch
