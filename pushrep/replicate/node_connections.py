@@ -18,8 +18,8 @@ from functools import partial
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 from pushrep.replicate.access import identity_in
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.replay_server import REPLAY_CALLS
-from pushrep.replicate.replay_session_io import AcceptedConnection
+from pushrep.replicate.replay_calls import REPLAY_CALLS
+from pushrep.replicate.replay_server import AcceptedConnection
 from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey, refusal
 from pushrep.wire.connection import Call, ServerConnection

@@ -7,11 +7,16 @@
 
 If the disk delays a turn, all sessions wait; so work that may take long is done by the worker.
 
-`ReplayCalls`: the answers to calls, in the server's thread.
+`ServedSession`: a ReplaySession over a log of this node, for a subscriber at the other end of a ReplayConnection.
 
-StartReplay   worker: find the log, its offsets, the time ─▶ judge (plan.py) ─▶ worker: lease, first batch ─▶ answer
-Attach        at once                           StopReplay           at once
-Describe, Extend, Truncate, Purge, Delete       worker (replay_recordings.py) ─▶ answer
+    turn ─▶ ReadBlock ─▶ headers ─▶ BlockRead ─▶ SendBlock ─▶ ReplayData: a header and slices of files ─▶ Sent
+
+`ReplayConnection`: never waits, and sends slices of files without reading them into memory.
+
+    send(parts, sent) ─▶ | frame | frame | ... ─▶ flush ─▶ socket        how a slice is sent: sockets.py
+                                                     └ sent(), once all of a frame has left
+
+A block in flight costs only its header and slices in memory, however slow the subscriber is.
 
 `DiskWorker`: a thread for jobs that wait for the disk: opening logs, looking up times, cutting, deleting.
 
@@ -23,43 +28,31 @@ import random
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from itertools import count
+from typing import NamedTuple
 
-from pushrep.env import Clock, Network, Poller, Thread, Threads
-from pushrep.errors import BadArgument, PushrepError
+from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread, Threads
+from pushrep.log import Lease, LeaseBroken
 from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
-from pushrep.replay.plan import (
-    FOLLOW,
-    TO_END,
-    AtTime,
-    Length,
-    LogSnapshot,
-    Position,
-    ReplayPlan,
-    ReplayRequest,
-    ReplaySettings,
-    tip_of,
-)
-from pushrep.replay.session import Effects, ReplayCounters, ReplaySession, ReplaySessions, Totals
-from pushrep.replay.slices import OpenSegments
+from pushrep.replay.plan import LogSnapshot, ReplaySettings
+from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
+from pushrep.replay.slices import BatchNotFound, FoundBatch, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
-from pushrep.replicate.access import audit
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
-from pushrep.replicate.replay_session_io import AcceptedConnection, ReplayConnection, ServedSession
+from pushrep.replicate.sockets import AnySocket, Piece, pieces_of, send_some
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
-from pushrep.wire.calls import ApiKey, refusal
-from pushrep.wire.connection import Call, ClientEvent
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import ProtocolError
-from pushrep.wire.values import Struct
+from pushrep.wire.replay_messages import ReplayEndReason
+from pushrep.wire.values import Part, Struct
 
 _LOG = logging.getLogger("pushrep.node")
 
@@ -111,313 +104,357 @@ _WAIT_S = 0.1
 _LOOK_MS = 500
 """How often every session has a turn, because background flushes, counters and a writer's end are not signalled."""
 
-REPLAY_CALLS = frozenset(
-    {
-        ApiKey.START_REPLAY, ApiKey.ATTACH, ApiKey.STOP_REPLAY, ApiKey.DESCRIBE_RECORDINGS,
-        ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE,
-    }
-)  # fmt: skip
-"""Calls that move a connection to the replay server."""
+_FRAMES_MAX = 256
+"""How many unsent answers a connection may have; with more, nothing is read from it."""
+_READS_MAX = 16
+_LOOKS_MAX = 50
+"""How often a missing batch is looked for, a few ms apart, because a cut takes a moment."""
+_LOOK_AGAIN_MS, _SETTLED_MS = 10, 2_000
 
 
-class _Looked(NamedTuple):
-    """The worker's result for a request."""
+class AcceptedConnection(NamedTuple):
+    """A connection with replay calls. calls: those already read. sender: its identity.
 
-    is_allowed: bool
-    source: NodeSource | None = None
-    facts: LogSnapshot | None = None
-    first_at: int | None = None
+    closed: to be called when it is closed.
+    """
+
+    socket: AnySocket
+    protocol: ServerConnection
+    calls: Sequence[Call | ClientEvent]
+    name: str
+    sender: str
+    closed: Callable[[], None]
 
 
-class ReplayCalls:
-    """The calls of one server."""
+class ReplayConnection:
+    """The server's end of a connection. For one thread. Everything raises OSError once the peer has disconnected."""
 
-    def __init__(self, server: "ReplayServer") -> None:
-        self._server = server
-        recordings = server.recordings
-        self._calls: Mapping[type[Struct], Callable[[ReplayConnection, Call, Any], None]] = {
-            wire.StartReplayRequest: self._start,
-            wire.AttachRequest: self._attach,
-            wire.StopReplayRequest: self._stop,
-            wire.DescribeRecordingsRequest: self._keep(recordings.described),
-            wire.ExtendRequest: self._keep(recordings.extend),
-            wire.TruncateRequest: self._keep(recordings.truncate),
-            wire.PurgeRequest: self._keep(recordings.purge),
-            wire.DeleteRequest: self._delete,
-        }
+    def __init__(self, handed: AcceptedConnection) -> None:
+        self.name, self.sender, self.protocol = handed.name, handed.sender, handed.protocol
+        self.closed = handed.closed
+        self.socket = handed.socket
+        self.socket.setblocking(False)
+        self.is_open = True
+        self.mask = READABLE
+        """What the poller was asked for last."""
+        self._frames: deque[tuple[list[Piece], Callable[[], object] | None]] = deque()
 
-    def dispatch(self, connection: ReplayConnection, call: Call | ClientEvent) -> None:
-        """Carry out a peer's request or event."""
-        if isinstance(call, ClientEvent):
-            self._on_event(connection, call)
-        elif call.api_key is ApiKey.API_VERSIONS:
-            connection.send(connection.protocol.answer_versions(call))
-            self._server.flush(connection)
-        elif (carry_out := self._calls.get(type(call.request))) is not None:
-            access = self._server.recordings.access
-            if access.could(connection.sender, call.api_key):
-                carry_out(connection, call, call.request)
-            else:
-                refused = access.refused(connection.sender, call.api_key)
-                self.refuse(connection, call, refused.code, str(refused))
-        else:
-            # All sessions share this thread: a leader's request could hold them up.
-            self.refuse(connection, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._frames
 
-    def answer(self, connection: ReplayConnection, call: Call, response: Struct) -> None:
-        """Send the answer, if the peer is still connected."""
-        if connection.is_open:
-            connection.send(connection.protocol.answer(call, response))
-            self._server.flush(connection)
+    @property
+    def wanted_mask(self) -> int:
+        """What the poller should wait for."""
+        mask = READABLE if len(self._frames) < _FRAMES_MAX else 0
+        return mask | WRITABLE if self._frames else mask
 
-    def refuse(self, connection: ReplayConnection, call: Call, code: ErrorCode, why: str) -> None:
-        """Send an error answer."""
-        self.answer(connection, call, refusal(call.api_key, code, why))
-
-    def on_disk(
-        self, connection: ReplayConnection, call: Call, job: Callable[[], Any], then: Callable[[Any], None]
-    ) -> None:
-        """Run `job` in the worker's thread, then `then(result)` in this one; errors of `job` are answered."""
-        post = self._server.post
-
-        def run() -> None:
+    def receive(self) -> list[Call | ClientEvent]:
+        """The received calls. Raises ProtocolError; ConnectionError at the end of the stream."""
+        calls: list[Call | ClientEvent] = []
+        for reads in count(1):
             try:
-                found = job()
-            except ReplayRefused as refused:
-                code, why = refused.code, refused.why
-            except (OSError, PushrepError) as error:
-                _LOG.error("%s failed: %s", type(call.request).__name__, error)
-                code, why = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
-            except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
-                _LOG.exception("%s failed", type(call.request).__name__)
-                code, why = ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log"
-            else:
-                post(lambda: then(found))
-                return
-            post(lambda: self.refuse(connection, call, code, why))
+                size = self.socket.recv_into(self.protocol.get_buffer())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            if size == 0 and not calls:
+                raise ConnectionError("the peer hung up")
+            calls += self.protocol.buffer_updated(size)
+            # The poller does not see the bytes that TLS has decrypted already.
+            is_rest = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
+            if size == 0 or (not is_rest and (calls or reads >= _READS_MAX)):  # the next call meets the end again
+                break
+        return calls
 
-        self._server.on_disk(run)
+    def send(self, parts: Sequence[Part], sent: Callable[[], object] | None = None) -> None:
+        """Queue a frame; `flush` calls `sent` once it was sent."""
+        self._frames.append((pieces_of(parts), sent))
 
-    # ---- sessions
+    def flush(self) -> None:
+        """Send as much as the network takes now."""
+        while self._frames:
+            pieces, sent = self._frames[0]
+            while pieces:
+                try:
+                    send_some(self.socket, pieces)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return
+            self._frames.popleft()
+            if sent is not None:
+                sent()
 
-    def _start(self, connection: ReplayConnection, call: Call, asked: wire.StartReplayRequest) -> None:
-        asked_ms = self._server.now_ms()
-        try:
-            request = request_of(asked)
-        except BadArgument as error:
-            self.refuse(connection, call, ErrorCode.INVALID_REQUEST, str(error))
-            return
-        self.on_disk(
-            connection,
-            call,
-            lambda: self._look_up(request, connection.sender),
-            lambda looked: self._judge(connection, call, request, looked, asked_ms),
-        )
+    def close(self) -> None:
+        """Hang up."""
+        self.is_open = False
+        self._frames.clear()
+        self.closed()
 
-    def _look_up(self, request: ReplayRequest, sender: str) -> _Looked:
-        """In the worker's thread."""
-        recordings = self._server.recordings
-        assert isinstance(request.recording, int), "ids go over the wire"
-        recording = recordings.find(request.recording)
-        if not recordings.may(ApiKey.START_REPLAY, recording, sender):
-            return _Looked(is_allowed=False)
-        source = recordings.source(recording) if recording is not None else None
-        if recording is None or source is None:
-            return _Looked(is_allowed=True)
-        try:
-            facts = source.facts(with_liveness=True)
-            position = request.position
-            first_at = source.first_at(position.timestamp_ms) if isinstance(position, AtTime) else None
-        except READ_ERRORS:
-            source.close()
-            return _Looked(is_allowed=True)
-        return _Looked(True, source, facts, first_at)
 
-    def _judge(
-        self, connection: ReplayConnection, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int
+class ServedSession:
+    """One session. For the server's thread, but for `open`, which the worker does."""
+
+    def __init__(
+        self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: "ReplayServer", identity: str
     ) -> None:
-        server = self._server
+        """identity: that started it; only this one may attach."""
+        self.session, self.source, self.identity = session, source, identity
+        entry = source.recording.entry
+        self.tp, self.outbox_id = entry.tp, entry.outbox_id
+        self.connection: ReplayConnection | None = None
+        self.not_before_ms = 0
+        """A turn before that would do nothing."""
+        self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
+        self._slices.forget()  # without readers the log may have been cut, or deleted and made anew
+        self._call: Call | None = None
+        self._lease: Lease | None = None
+        self._found: list[FoundBatch] = []
+        self._held: list[OpenSegment] = []
+        self._looks = 0
+        self._is_cut = False
+        self._marker = source.marker()
+        self._before: int | None = None
+        """Leader epoch of the record before the position."""
+        self._facts: LogSnapshot | None = None
+
+    @property
+    def next_turn_ms(self) -> int:
+        """See ReplaySession; a look for a missing batch comes first."""
+        return self.not_before_ms if self._looks or self._is_cut else self.session.next_turn_ms
+
+    # ---- opening: the worker's thread
+
+    def open(self) -> e.Event:
+        """Take the lease and read the batch at the position; returns the session's event."""
+        opened = self.source.begin(self.session.position, self._take_lease)
+        if isinstance(opened, e.SegmentOpened):
+            self._before = opened.epoch_before
+        return opened
+
+    def _take_lease(self) -> None:
+        post, gone = self._server.post, self._lease_gone
+        self._lease = self.source.lease(self.session.position, lambda reason: post(lambda: gone(reason)))
+
+    # ---- the server's thread
+
+    def attach(self, connection: ReplayConnection, call: Call, credit_bytes: int) -> None:
+        """Its subscriber has attached."""
+        self.connection, self._call = connection, call
+        self.handle(e.SubscriberAttached(credit_bytes))
+
+    def handle(self, event: e.Event) -> list[e.Effect]:
+        """Give the session an event and carry out the effects; returns them."""
+        if isinstance(event, e.Truncated):
+            self._slices.forget()
+        effects = self._server.handle(self.session, event)
+        self.carry_out(effects)
+        if event.kind in _WAKING and self.session.state is ReplayState.REPLAY:
+            self._server.ready(self)
+        return effects
+
+    def never_opened(self) -> None:
+        """The session ended before `open` did: release the lease and files."""
+        if self._lease is not None:
+            self._lease.release()
+        self.source.close()
+
+    def node_stops(self) -> None:
+        """End it because the node stops; its subscriber may reconnect later."""
+        end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
+        if self.session.state is ReplayState.REPLAY:
+            self._send(self._end_to_wire(end))
+        self.handle(e.SubscriberGone())
+
+    def turn(self) -> None:
+        """Take a turn: one block at most."""
+        if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
+            return
         try:
-            session = server.sessions.start(
-                request,
-                looked.facts,
-                lambda _: looked.first_at,
-                asked_ms,
-                counters=frozenset(server.named_counters),
-                is_allowed=looked.is_allowed,
+            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+            if self._was_cut(self._facts):
+                return
+        except READ_ERRORS as error:
+            self.handle(self._failure(error))
+            return
+        counter = self._server.counter(self.session.plan.bound)
+        self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter)))
+
+    def carry_out(self, effects: list[e.Effect]) -> None:
+        """Do what the session wants done."""
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: e.Effect) -> None:
+        match effect:
+            case e.ReadBlock():
+                self._read(effect)
+            case e.SendBlock():
+                self._send_block(effect)
+            case e.Heartbeat():
+                self._beat(effect)
+            case e.RenewLease():
+                self._renew(effect.offset)
+            case e.ReleaseLease():
+                if self._lease is not None:
+                    self._lease.release()
+            case e.SendEnd():
+                self._send(self._end_to_wire(effect), lambda: self.handle(e.EndSent()))
+            case e.Forget():
+                self._release()
+                self._server.forget(self)
+            case _:
+                pass  # Started and Refuse: answered where the session was asked for
+
+    def _read(self, wanted: e.ReadBlock) -> None:
+        assert self._facts is not None, "a turn has looked"
+        try:
+            found = self._slices.read(
+                wanted.position,
+                wanted.limit,
+                wanted.max_bytes,
+                written=self._facts.written,
             )
-        except ReplayRefused as refused:
-            self._refuse_start(connection, call, self._with_cut(refused, request, looked))
-            if looked.source is not None:
-                looked.source.close()
+        except BatchNotFound as error:
+            self._look_again(error)
             return
-        assert looked.source is not None, "without a log it was refused"
-        served = ServedSession(session, looked.source, server.files, server, connection.sender)
-        server.keep(served)
-        server.on_disk(lambda: self._open(connection, call, served, looked))
-
-    def _open(self, connection: ReplayConnection, call: Call, served: ServedSession, looked: _Looked) -> None:
-        """In the worker's thread."""
-        event = served.open()
-        self._server.post(lambda: self._opened(connection, call, served, event, looked))
-
-    def _opened(
-        self, connection: ReplayConnection, call: Call, served: ServedSession, event: e.Event, looked: _Looked
-    ) -> None:
-        if served.session.state is ReplayState.DONE:  # a cut, a deletion or a timeout came first
-            served.never_opened()
-            self._refuse_start(connection, call, _ended_early(served.session))
+        except READ_ERRORS as error:
+            self.handle(self._failure(error))
             return
-        for effect in served.handle(event):
-            if isinstance(effect, e.Refuse):
-                refused = ReplayRefused(effect.code, effect.why)
-                self._refuse_start(connection, call, self._with_cut(refused, served.session.plan, looked))
-            elif isinstance(effect, e.Started) and not connection.is_open:
-                served.handle(e.Stop())  # its id was not sent to anybody
-            elif isinstance(effect, e.Started):
-                facts, plan = looked.facts, served.session.plan
-                assert facts is not None, "it was judged by them"
-                tip = max(facts.start, tip_of(facts, plan.bound, self._server.counter(plan.bound)).bound)
-                response = wire.StartReplayResponse(
-                    session_id=served.session.id,
-                    start_offset=effect.position,
-                    log_start_offset=facts.start,
-                    end_offset=tip if plan.end is None else plan.end,
-                )
-                self.answer(connection, call, response)
+        self._found, self._looks = found, 0
+        self.handle(e.BlockRead(tuple([one.span for one in found])))
 
-    def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
-        """For a reader that resumes above a cut, the refusal's range ends at the cut."""
-        source, facts, before, position = looked.source, looked.facts, asked.epoch_before, asked.position
-        is_late = refused.code is ErrorCode.TRUNCATED or refused.code is ErrorCode.INVALID_POSITION
-        if source is None or facts is None or before is None or not isinstance(position, int) or not is_late:
-            return refused
+    def _look_again(self, error: BatchNotFound) -> None:
+        self._slices.forget()
+        self._looks += 1
+        if self._looks > _LOOKS_MAX:
+            self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
+            return
+        self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
+        self.handle(e.BlockRead(()))
+
+    def _send_block(self, block: e.SendBlock) -> None:
+        going = self._found[: block.spans]
+        self._slices.rewind(self._found, block.spans)
+        self._before, self._found = going[-1].leader_epoch, []
+        try:
+            pieces = self._slices.slices(going, self._held)
+        except OSError as error:
+            self.handle(self._failure(error))
+            return
+        data = wire.ReplayData(
+            session_id=self.session.id,
+            start_offset=block.start,
+            end_offset=block.end,
+            tip_offset=max(block.tip, block.end),
+            records=pieces,
+        )
+        self._send(data, self._sent)
+
+    def _sent(self) -> None:
+        self._release_files()
+        self.handle(e.BlockSent())
+
+    def _beat(self, beat: e.Heartbeat) -> None:
+        if self.connection is not None and self.connection.is_idle:  # else frames are in flight anyway
+            at = beat.position
+            tip = max(beat.tip, at)
+            self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
+
+    def _send(self, event: Struct, sent: Callable[[], object] | None = None) -> None:
+        connection, call = self.connection, self._call
+        if connection is not None and call is not None and connection.is_open:
+            connection.send(connection.protocol.event(call, event), sent)
+            self._server.flush(connection)
+
+    def _renew(self, offset: int) -> None:
+        if self._lease is not None:
+            with suppress(LeaseBroken):  # `_lease_gone` handles it
+                self._lease.renew(offset)
+
+    def _lease_gone(self, reason: str) -> None:
+        """The lease was broken, or the log was closed because its leader reconnected and the log was opened anew."""
+        reopened = self.source.reopened
         with suppress(*READ_ERRORS):
-            cut = source.cut_since(position, before, facts).offset
-            return ReplayRefused(refused.code, refused.why, start=facts.start, end=cut)
-        return refused
-
-    def _refuse_start(self, connection: ReplayConnection, call: Call, refused: ReplayRefused) -> None:
-        response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why)
-        if refused.start is not None and refused.end is not None:
-            response = replace(response, log_start_offset=refused.start, end_offset=refused.end)
-        self.answer(connection, call, response)
-
-    def _attach(self, connection: ReplayConnection, call: Call, asked: wire.AttachRequest) -> None:
-        served = self._server.served.get(asked.session_id)
-        if served is not None and served.identity != connection.sender:
-            self._server.recordings.access.refused(connection.sender, ApiKey.ATTACH)
-            served = None  # as one that is not there
-        if served is None or served.connection is not None or served.session.state is not ReplayState.INIT:
-            why = "no such replay, or its time to attach is over, or it has a subscriber"
-            self.refuse(connection, call, ErrorCode.UNKNOWN_REPLAY, why)
-            return
-        self.answer(connection, call, wire.AttachResponse())
-        if connection.is_open:
-            served.attach(connection, call, asked.credit_bytes)
-
-    def _on_event(self, connection: ReplayConnection, event: ClientEvent) -> None:
-        if isinstance(event.message, wire.Credit):
-            served = self._server.served.get(event.message.session_id)
-            if served is not None and served.connection is connection:
-                served.handle(e.Credited(event.message.bytes))
-
-    def _stop(self, connection: ReplayConnection, call: Call, asked: wire.StopReplayRequest) -> None:
-        access = self._server.recordings.access
-        if asked.recording_id < 0:
-            served = self._server.served.get(asked.session_id)
-            is_own = served is None or served.identity == connection.sender
-            if served is not None and not is_own and not access.may(connection.sender, ApiKey.DELETE, served.outbox_id):
-                access.refused(connection.sender, ApiKey.STOP_REPLAY)
-                self.answer(connection, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
+            self.source.facts(with_liveness=False)  # so it notices the new log
+            if self.source.reopened != reopened:
+                self._take_lease()
+                self._server.ready(self)
                 return
-            if not is_own:
-                audit(connection.sender, asked, ApiKey.STOP_REPLAY)
-            now_ms = self._server.now_ms()
-            self._answer_stopped(connection, call, self._server.sessions.stop(asked.session_id, now_ms))
-            return
-        recording_id, recordings = asked.recording_id, self._server.recordings
+        self.handle(e.LeaseLost(reason))
 
-        def may() -> None:
-            recording = recordings.find(recording_id)
-            # Who may delete it may end the sessions of others.
-            if not access.may(connection.sender, ApiKey.DELETE, recording and recording.entry.outbox_id):
-                access.refused(connection.sender, ApiKey.STOP_REPLAY)
-                raise ReplayRefused(ErrorCode.UNAUTHORISED, "")
-            audit(connection.sender, asked, ApiKey.STOP_REPLAY)
+    def _was_cut(self, facts: LogSnapshot) -> bool:
+        """Whether the log was cut below the position, and has perhaps grown again; then the session ends.
 
-        def stop(_: None) -> None:
-            sessions, now_ms = self._server.sessions, self._server.now_ms()
-            self._answer_stopped(connection, call, sessions.notify_all(recording_id, e.Stop(), now_ms))
+        Checked when the log is shorter, when its epochs have changed, and when it was opened anew: the batch before the
+        position has to be the same.
+        """
+        position, marker = self.session.position, self.source.marker()
+        is_shorter = facts.written < position
+        if self.session.state is not ReplayState.REPLAY or (marker == self._marker and not is_shorter):
+            return False
+        self._slices.forget()
+        if is_shorter and not self._is_cut:
+            self._is_cut, self.not_before_ms = True, self._server.now_ms() + _SETTLED_MS
+            self._server.on_disk(self._wait_for_the_leader)
+            return True  # once the request that cuts it is done, its new epoch is known
+        self._marker = marker
+        batch = None
+        if facts.start < position <= facts.written:
+            batch = next(self.source.batches(position - 1, position), None)
+        is_same = batch is None or self._before in {None, batch.header.leader_epoch}
+        if is_same and not is_shorter:
+            self._is_cut = False  # removed by retention, which is no cut; nothing can be compared
+            return False
+        self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
+        return True
 
-        self.on_disk(connection, call, may, stop)
+    def _wait_for_the_leader(self) -> None:
+        """In the worker's thread."""
+        self.source.wait_settled()
+        self._server.post(self._settled)
 
-    def _answer_stopped(
-        self, connection: ReplayConnection, call: Call, stopped: list[tuple[ReplaySession, Effects]]
-    ) -> None:
-        for session, effects in stopped:
-            served = self._server.served.get(session.id)
-            if served is not None:
-                served.carry_out(effects)
-        self.answer(connection, call, wire.StopReplayResponse(stopped=sum(1 for _, effects in stopped if effects)))
+    def _settled(self) -> None:
+        self.not_before_ms = 0
+        self._server.ready(self)
 
-    # ---- keeping house
+    def _failure(self, error: Exception) -> e.Event:
+        self._slices.forget()
+        facts = self._facts or LogSnapshot(start=0, written=self.session.position, flushed=0, high_watermark=0)
+        with suppress(*READ_ERRORS):
+            facts = self.source.facts(with_liveness=False)
+        return self.source.failure(error, self.session.position, facts)
 
-    def _keep(self, job: Callable[[Any, str], Struct]) -> Callable[[ReplayConnection, Call, Any], None]:
-        return lambda connection, call, asked: self.on_disk(
-            connection, call, lambda: job(asked, connection.sender), lambda found: self.answer(connection, call, found)
+    def _release_files(self) -> None:
+        for one in self._held:
+            one.release()
+        self._held.clear()
+
+    def _release(self) -> None:
+        self._release_files()
+        self.source.close()
+
+    def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
+        return wire.ReplayEnd(
+            session_id=self.session.id,
+            reason=end.reason,
+            offset=end.offset if end.cut_offset is None else end.cut_offset,
+            error_code=end.code,
+            error_message=end.why,
+            leader_epoch=end.leader_epoch,
+            segment=-1 if end.segment is None else end.segment,
         )
 
-    def _delete(self, connection: ReplayConnection, call: Call, asked: wire.DeleteRequest) -> None:
-        def marked(recording: KeptRecording) -> None:
-            self.answer(connection, call, wire.DeleteResponse())
-            self._server.on_disk(lambda: self._remove(connection, call, recording))
 
-        self.on_disk(connection, call, lambda: self._server.recordings.mark_deleted(asked, connection.sender), marked)
-
-    def _remove(self, connection: ReplayConnection, call: Call, recording: KeptRecording) -> None:
-        """In the worker's thread."""
-        done = self._server.recordings.remove(recording)
-
-        def answer() -> None:
-            if connection.is_open:
-                connection.send(connection.protocol.event(call, done))
-                self._server.flush(connection)
-
-        self._server.post(answer)
-
-
-def _ended_early(session: ReplaySession) -> ReplayRefused:
-    codes = {
-        wire.ReplayEndReason.TRUNCATED: ErrorCode.TRUNCATED,
-        wire.ReplayEndReason.RECORDING_DELETED: ErrorCode.UNKNOWN_RECORDING,
+_WAKING = frozenset(
+    {
+        e.SegmentOpened.kind,
+        e.SubscriberAttached.kind,
+        e.Credited.kind,
+        e.BlockSent.kind,
+        e.BlockRead.kind,
+        e.Truncated.kind,
     }
-    reason = session.end_reason
-    code = ErrorCode.REQUEST_TIMED_OUT if reason is None else codes.get(reason, ErrorCode.REQUEST_TIMED_OUT)
-    why = "its time to attach was over" if reason is None else f"it ended by {reason.name}"
-    return ReplayRefused(code, f"{why} before offset {session.position} could be read: ask again")
-
-
-def request_of(asked: wire.StartReplayRequest) -> ReplayRequest:
-    """What is asked for. Raises BadArgument."""
-    positions: Mapping[wire.PositionKind, Callable[[], Position]] = {
-        wire.PositionKind.LOG_START: lambda: None,
-        wire.PositionKind.OFFSET: lambda: asked.position,
-        wire.PositionKind.TIMESTAMP_MS: lambda: AtTime(asked.position),
-    }
-    lengths: Mapping[wire.LengthKind, Length | int] = {
-        wire.LengthKind.FOLLOW: FOLLOW,
-        wire.LengthKind.TO_END: TO_END,
-        wire.LengthKind.RECORDS: asked.length,
-    }
-    return ReplayRequest(
-        recording=asked.recording_id,
-        position=positions[asked.position_kind](),
-        length=lengths[asked.length_kind],
-        bound=asked.bound,
-        max_bytes_per_s=asked.max_bytes_per_s or None,
-        epoch_before=asked.epoch_before if asked.epoch_before >= 0 else None,
-    )
+)
 
 
 class ReplayServer:
@@ -441,7 +478,8 @@ class ReplayServer:
         self._changed: set[TopicIdPartition] = set()
         self._totals = Totals()
         self._network, self._clock = network, clock
-        self._calls = ReplayCalls(self)
+        self.dispatch: Callable[[ReplayConnection, Call | ClientEvent], None] = lambda _connection, _call: None
+        """Carries out a peer's request or event: see ReplayCalls."""
         recordings.sessions_of, recordings.notify_sessions = self.sessions_of, self.post_and_wait
         self._connections: set[ReplayConnection] = set()
         self._posted: deque[Callable[[], None]] = deque()
@@ -704,7 +742,7 @@ class ReplayServer:
     def _dispatch(self, connection: ReplayConnection, calls: list[Call | ClientEvent]) -> None:
         for call in calls:
             try:
-                self._calls.dispatch(connection, call)
+                self.dispatch(connection, call)
             except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the server
                 _LOG.exception("%s is cut off", connection.name)
                 self._hang_up(connection, None)

@@ -36,6 +36,7 @@ from pushrep.replicate.node_status import (
     open_logs,
 )
 from pushrep.replicate.node_store import KeptOutbox, LastContact, NodeStore
+from pushrep.replicate.replay_calls import ReplayCalls
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replay_server import ReplayServer
 from pushrep.replicate.replica import ReplicaLog
@@ -101,6 +102,7 @@ class ReplicaNode:
             clock=clock,
         )
         """The replays of its logs that it serves."""
+        self.replay_server.dispatch = ReplayCalls(self.replay_server).dispatch
         self.store.on_change = self.replay_server.changed
         self.calls = NodeCalls(self.store, self.address, self.access, lambda: self.status().as_answer())
         self.connections = Connections(

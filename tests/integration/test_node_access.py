@@ -30,7 +30,7 @@ from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.replay_server import REPLAY_CALLS
+from pushrep.replicate.replay_calls import REPLAY_CALLS
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, send_all
 from pushrep.topic_id_partition import TopicIdPartition
