@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pushrep import outbox as outbox_room
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
 from pushrep.outbox import Outbox
@@ -151,8 +152,8 @@ def _push(root: Path, size_bytes: int, per_batch: int, count: int) -> Iterator[T
             batch = encode_batch(values, timestamps_ms=1)
             result = log.append(batch, durability=Durability.BUFFERED)
             done.clear()
-            leading.on_append(0, result.base_offset, [batch])
-            leading.when_replicated(0, log.log_end_offset, lambda _: done.set())
+            leading.partitions[0].on_append(result.base_offset, [batch], SYSTEM_CLOCK.monotonic_ms())
+            leading.partitions[0].when_replicated(log.log_end_offset, lambda _: done.set())
             if not done.wait(WAIT_S):
                 raise TimeoutError("not acknowledged")
 

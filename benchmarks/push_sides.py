@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 from confluent_kafka import Producer
 
 from pushrep.election.grants import Grant, Member
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import Durability, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate.leading import Leading
@@ -72,12 +73,12 @@ class Led:
         """Encode, append, push."""
         batch = encode_batch(values, timestamps_ms=1)
         result = self.log.append(batch, durability=Durability.BUFFERED)
-        self.leading.on_append(0, result.base_offset, [batch])
+        self.leading.partitions[0].on_append(result.base_offset, [batch], SYSTEM_CLOCK.monotonic_ms())
 
     def wait(self) -> None:
         """Until all of it is acknowledged."""
         done = threading.Event()
-        self.leading.when_replicated(0, self.log.log_end_offset, lambda _: done.set())
+        self.leading.partitions[0].when_replicated(self.log.log_end_offset, lambda _: done.set())
         if not done.wait(_WAIT_S):
             raise TimeoutError("the replicas did not acknowledge")
 

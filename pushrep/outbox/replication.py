@@ -267,7 +267,7 @@ class Replication:
         grant = self.change_members(lambda newest, epoch: newest.without_address(epoch, index))
         replicas = tuple(one for one in self._identity.replicas if one[0] != index)
         self._identity = replace(self._identity, replicas=replicas)
-        self._election.forget_address(index)
+        self._election.addresses.pop(index, None)
         return grant
 
     def shows_another_directory(self, index: int) -> bool:

@@ -156,8 +156,9 @@ class Channel:
         """The pusher has new records: send them now if nothing else waits, else as `wake`. Thread-safe; never waits."""
         if self._is_free() and self._send_lock.acquire(blocking=False):
             try:
-                if self._is_free():
-                    self._send_of(pusher)
+                # A request of this pusher alone, with records from memory.
+                if self._is_free() and (found := pusher.next_part(self._settings.request_bytes_max)) is not None:
+                    self._send([found[0]], [found[1]], self._clock.monotonic_ms())
             except (OSError, ProtocolError) as error:
                 self._failed = error
             finally:
@@ -336,12 +337,6 @@ class Channel:
             if not parts:
                 return
             self._send(parts, sents, now_ms)
-
-    def _send_of(self, pusher: Pusher) -> None:
-        """A request of this pusher alone, with records from memory."""
-        found = pusher.next_part(self._settings.request_bytes_max)
-        if found is not None:
-            self._send([found[0]], [found[1]], self._clock.monotonic_ms())
 
     def _send(self, parts: list[AppendRecordsPartition], sents: list[Sent], now_ms: int) -> None:
         assert self._protocol is not None, "there is a socket"
@@ -554,8 +549,9 @@ class PushWorker:
         wake_ms = self._pump()  # channels that were woken before the start
         while not self._is_stopping:
             self._is_asleep = True  # from here on `wake` has to end the wait
-            can_send = any(channel.can_send() for channel in self.channels)
-            timeout_s = 0.0 if can_send else self._timeout_s(wake_ms)
+            if any(channel.can_send() for channel in self.channels):
+                wake_ms = 0
+            timeout_s = None if wake_ms is None else max(0, wake_ms - self._clock.monotonic_ms()) / 1000
             ready = self.poller.select(timeout_s)
             self._is_asleep = False
             for channel, mask in ready:
@@ -585,9 +581,6 @@ class PushWorker:
             _LOG.exception("%s: the connection is given up", channel.replica)
             channel.lose()
             return None
-
-    def _timeout_s(self, wake_ms: int | None) -> float | None:
-        return None if wake_ms is None else max(0, wake_ms - self._clock.monotonic_ms()) / 1000
 
 
 class Workers:

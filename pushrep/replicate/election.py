@@ -76,7 +76,8 @@ class Election:
         tps = [tp_of(log) for log in logs.values()]
         self._clients = MemberClients(state_store.outbox_id, self.index, tps, settings)
         self._settings, self._fetched, self._clock = settings, fetched, clock
-        self._addresses = dict(addresses or {})
+        self.addresses = dict(addresses or {})
+        """The caller's, which come before those of the grants."""
         self._grants: list[Grant] = []
         self._may_cut = True
         self._contact_age_ms, self.leader_alive_ms = contact_age_ms, leader_alive_ms
@@ -212,10 +213,6 @@ class Election:
         _begin_epochs(self.logs.values(), number)
         return number
 
-    def forget_address(self, index: int) -> None:
-        """Drop the caller's address of this member, so that only the grants' one counts."""
-        self._addresses.pop(index, None)
-
     def describe_members(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """What the other members of `grant` hold; those that do not answer in time are left out."""
         self._grants = [grant]
@@ -339,7 +336,7 @@ class Election:
         """The member's address from the caller, else from the newest grant with one; empty if it does not listen."""
         kept = self.state_store.kept.grant
         known = [*self._grants, *([kept] if kept is not None else [])]
-        found = self._addresses.get(index, "")
+        found = self.addresses.get(index, "")
         for grant in sorted(known, key=lambda grant: grant.rank, reverse=True):
             members = (*grant.members, *grant.previous_members)
             found = found or next((one.address for one in members if one.index == index), "")

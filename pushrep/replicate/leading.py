@@ -2,9 +2,10 @@
 
     leading = Leading(outbox_id, grant, logs, replicas, durability=Durability.FLUSHED)     epochs begin, on disk
     leading.start()
-    leading.on_append(partition, result.base_offset, batches)       after each append, in the log's order
-    leading.on_flush(partition, log.flushed_offset)                 after each flush
-    leading.when_replicated(partition, end_offset, callback)        callback(None), or callback(why not)
+    led = leading.partitions[partition]
+    led.on_append(result.base_offset, batches, now_ms)      after each append, in the log's order
+    led.on_flush(log.flushed_offset)                        after each flush
+    led.when_replicated(end_offset, callback)               callback(None), or callback(why not)
     leading.close()
 
 For each replica a thread begins its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
@@ -26,7 +27,6 @@ from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.flush_scheduler import Tick
-from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats
 from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
 from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
@@ -136,20 +136,6 @@ class Leading:
         else:  # a simulated run needs repeatable threads
             self._ticker = self.manager.settings.network.threads.thread(lambda: self._keep_looking(every_ms), "lag")
             self._ticker.start()
-
-    def on_append(self, partition: int, append_offset: int, batches: Sequence[RecordBatch]) -> None:
-        """These batches are in the log now, from `append_offset` on. Never waits."""
-        self.partitions[partition].on_append(append_offset, batches, self._clock.monotonic_ms())
-
-    def on_flush(self, partition: int, flushed_offset: int) -> None:
-        """Everything below `flushed_offset` is on this disk."""
-        self.partitions[partition].on_flush(flushed_offset)
-
-    def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
-        """Call back with None once `min_insync_replicas` members hold everything below `end_offset`, or with NotLeader
-        or MayStillBeDelivered if they may never. In any thread, perhaps this one; it must not wait.
-        """
-        self.partitions[partition].when_replicated(end_offset, callback)
 
     def troubles(self) -> dict[int, str]:
         """By member index: why its sessions can't begin or go on, its disk refuses writes, or its damage can't be

@@ -244,7 +244,9 @@ class LedPartition:
         self._apply(effects)
 
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
-        """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
+        """Call back with None once the high watermark has reached `end_offset`, or with NotLeader or
+        MayStillBeDelivered if it may never. In any thread, at once in this one if it has; `callback` must not wait.
+        """
         with self._waiting_lock:
             failure = self.resigned or self._closed  # else the end of the lead will find this callback
             is_reached = end_offset <= self._reached
@@ -313,15 +315,11 @@ class LedPartition:
                     level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
                     _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
                 case Resigned():
-                    self.resigned = self.resigned or self._why_resigned(effect)
+                    why, own = (effect.leader, effect.epoch), self.leader.grant.generation
+                    rivals = effect.rival is not None and RivalGenerations(*why, generation=own, rival=effect.rival)
+                    self.resigned = self.resigned or rivals or NotLeader(*why)
                     _LOG.error("%s: %s", self.tp, self.resigned)
                     self.complete_waiting()
-
-    def _why_resigned(self, effect: Resigned) -> NotLeader:
-        if effect.rival is None:
-            return NotLeader(effect.leader, effect.epoch)
-        own = self.leader.grant.generation
-        return RivalGenerations(effect.leader, effect.epoch, generation=own, rival=effect.rival)
 
     def _session_ended(self, effect: SessionEnded) -> None:
         if effect.is_alarm:

@@ -175,10 +175,14 @@ class NodeCalls:
         kept = self._store.outbox(offered.outbox_id)
         with kept.exclusive_open():
             outcome = kept.offer_grant(offered, request.sender, request.member, is_first=request.is_first)
+            kept_here, why = kept.election_state.generation, ""
+            if outcome is not ErrorCode.NONE and are_rivals(offered.generation, kept_here):  # the code does not say it
+                forced = f"it was forced in generation {label(offered.generation)}, beside {label(kept_here)}"
+                why = f"{forced}, which is kept here: they are rivals"
             self._access.forget(offered.outbox_id)  # the grant may name other identities
             return wire.GrantResponse(
                 error_code=outcome,
-                error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
+                error_message=why,
                 logs=self._descriptions(kept, request.partitions, create=False),
                 **_shown(kept),
             )
@@ -347,13 +351,6 @@ def _shown(kept: KeptOutbox) -> dict[str, Any]:
         "is_unfilled": kept.is_unfilled,
         "generation": state.generation,
     }
-
-
-def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
-    """Why a grant was not stored, where the error code does not say it; else empty."""
-    if outcome is ErrorCode.NONE or not are_rivals(offered, kept):
-        return ""
-    return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 
 
 def _grants(kept: KeptOutbox) -> tuple[Grant, ...]:

@@ -347,27 +347,24 @@ class KeptOutbox:
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
         """Make the logs of which nothing is here, together. Errors are raised later, when each is opened."""
         with suppress(OSError, PushrepError):
-            if not self.election_state.is_led_here:
-                self.settle_directory(create=True)  # it gets its id before its first log
+            if self.election_state.is_led_here:
+                return
+            self.settle_directory(create=True)  # it gets its id before its first log
             with self._lock:
                 self._check_not_handed_over()
-                if not self.election_state.is_led_here and not self.election_state.are_logs_outdated:
-                    self._create_missing(tps)
-
-    def _create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
-        missing = {
-            str(tp): tp.topic_id
-            for tp in tps
-            if (tp.topic, tp.partition) not in self._replicas.keys() | self._removing
-            and not self._store.filesystem.exists(self.directory / str(tp))
-        }
-        if len(missing) < 2:
-            return
-        with self._held() as held:
-            # A removed log is made when it is opened, which notes its lost records.
-            at = CheckpointFile.HIGH_WATERMARK
-            new = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
-            create_logs(held, new, has_replicas=True)
+                missing = {
+                    str(tp): tp.topic_id
+                    for tp in tps
+                    if (tp.topic, tp.partition) not in self._replicas.keys() | self._removing
+                    and not self._store.filesystem.exists(self.directory / str(tp))
+                }
+                if len(missing) < 2 or self.election_state.is_led_here or self.election_state.are_logs_outdated:
+                    return
+                with self._held() as held:
+                    # A removed log is made when it is opened, which notes its lost records.
+                    at = CheckpointFile.HIGH_WATERMARK
+                    new = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
+                    create_logs(held, new, has_replicas=True)
 
     def open_replica(self, tp: TopicIdPartition) -> ReplicaLog | None:
         """The log of `tp` if it is in use."""

@@ -70,7 +70,9 @@ class MemoryTracker:
             if entry.size_bytes > self.limit_bytes:
                 return None
             while self.used_bytes + entry.size_bytes > self.limit_bytes:
-                self._evict_oldest()
+                if (oldest := self._oldest.popleft()).parts is not None:
+                    self.evicted_bytes += oldest.size_bytes
+                    self._drop(oldest)
             self.used_bytes += entry.size_bytes
             self._live += 1
             self._oldest.append(entry)
@@ -84,12 +86,6 @@ class MemoryTracker:
             entry.users -= 1
             if entry.users == 0 and entry.parts is not None:
                 self._drop(entry)
-
-    def _evict_oldest(self) -> None:
-        entry = self._oldest.popleft()
-        if entry.parts is not None:
-            self.evicted_bytes += entry.size_bytes
-            self._drop(entry)
 
     def _drop(self, entry: Buffered) -> None:
         entry.parts = None
@@ -106,7 +102,6 @@ class Sent(NamedTuple):
     """A part of a request in flight. sequence: -1 for the end-of-session request."""
 
     pusher: "Pusher"
-    session: PushSession
     sequence: int
 
 
@@ -209,7 +204,7 @@ class Pusher:
         """
         if self._end_request is not None:
             request, self._end_request = self._end_request, None
-            return request, Sent(self, self.session, -1), 0
+            return request, Sent(self, -1), 0
         partition, index = self.session.partition, self.session.replica.index
         leader = partition.leader
         with partition.lock:
@@ -241,7 +236,7 @@ class Pusher:
                 records=records.parts,
             )
             self._shipped, self.watermark_since_ms = (part.high_watermark, part.log_start_offset), None
-        return part, Sent(self, self.session, sent.sequence), records.size_bytes
+        return part, Sent(self, sent.sequence), records.size_bytes
 
     def sent_records(self, now_ms: int, watermark_linger_ms: int) -> None:
         """A request with records is sent: a watermark sent alone just before should have waited."""
@@ -253,7 +248,7 @@ class Pusher:
         if sent.sequence < 0:
             self._resolve_end(was_sent=True)
             return
-        session = sent.session
+        session = self.session
         session.partition.on_answer(session, sent.sequence, result)
         progress = session.partition.leader.sessions[session.replica.index]
         if result.error_code is ErrorCode.NONE and session.ended is None and progress.id == session.id:
@@ -345,7 +340,7 @@ class Pusher:
 def _in_memory(records: Records) -> Records:
     """Small reads are copied: else a request for many partitions would hold as many open files until it is sent."""
     parts = [
-        part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part  # type: ignore[attr-defined]
+        part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part
         for part in records.parts
     ]
     return records._replace(parts=tuple(parts)) if size_of(parts) == records.size_bytes else records

@@ -67,7 +67,10 @@ class ReplayCalls:
     def dispatch(self, connection: ReplayConnection, call: Call | ClientEvent) -> None:
         """Carry out a peer's request or event."""
         if isinstance(call, ClientEvent):
-            self._on_event(connection, call)
+            if isinstance(call.message, wire.Credit):
+                served = self._server.served.get(call.message.session_id)
+                if served is not None and served.connection is connection:
+                    served.handle(e.Credited(call.message.bytes))
         elif call.api_key is ApiKey.API_VERSIONS:
             connection.send(connection.protocol.answer_versions(call))
             self._server.flush(connection)
@@ -183,7 +186,8 @@ class ReplayCalls:
         self, connection: ReplayConnection, call: Call, served: ServedSession, event: e.Event, looked: _Looked
     ) -> None:
         if served.session.state is ReplayState.DONE:  # a cut, a deletion or a timeout came first
-            served.never_opened()
+            served.carry_out([e.ReleaseLease()])
+            served.source.close()
             self._refuse_start(connection, call, _ended_early(served.session))
             return
         for effect in served.handle(event):
@@ -233,12 +237,6 @@ class ReplayCalls:
         self.answer(connection, call, wire.AttachResponse())
         if connection.is_open:
             served.attach(connection, call, asked.credit_bytes)
-
-    def _on_event(self, connection: ReplayConnection, event: ClientEvent) -> None:
-        if isinstance(event.message, wire.Credit):
-            served = self._server.served.get(event.message.session_id)
-            if served is not None and served.connection is connection:
-                served.handle(e.Credited(event.message.bytes))
 
     def _stop(self, connection: ReplayConnection, call: Call, asked: wire.StopReplayRequest) -> None:
         access = self._server.recordings.access

@@ -252,12 +252,6 @@ class ServedSession:
             self._server.ready(self)
         return effects
 
-    def never_opened(self) -> None:
-        """The session ended before `open` did: release the lease and files."""
-        if self._lease is not None:
-            self._lease.release()
-        self.source.close()
-
     def node_stops(self) -> None:
         """End it because the node stops; its subscriber may reconnect later."""
         end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")

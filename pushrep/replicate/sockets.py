@@ -126,7 +126,7 @@ def _send_slice(sock: AnySocket, part: FileSlice) -> int:
     if _is_plain(sock) and sock.gettimeout() == 0:
         sent = os.sendfile(sock.fileno(), part.file.fileno(), part.position, part.size_bytes)
     else:  # a wait may time out
-        data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
+        data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)
         sent = sock.send(memoryview(data)) if data else 0
     if sent == 0:  # the file was cut below the slice, so its frame can't be finished on this connection
         raise ConnectionError(f"{part.size_bytes} bytes at {part.position} are not there any more")

@@ -59,7 +59,7 @@ def writer_of(schema: Schema, struct: type[Any]) -> Writer:
 def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
     """The fields written out, as in the methods that dataclasses make: a loop over them takes twice as long."""
     scope: dict[str, Any] = {"varints": VARINTS, "flags": _FLAGS, "string": _string_bytes, "join": b"".join}
-    scope |= {"no_uuid": _NO_UUID, "records_size": _records_size}
+    scope |= {"no_uuid": _NO_UUID, "records_size": lambda records: VARINTS[size_of(records)] if records else VARINTS[0]}
     named[schema["name"]] = schema
     known = columns_of(hint)
     columns = []
@@ -84,7 +84,7 @@ def _value_of(column: Column, scope: dict[str, Any]) -> str:
 
 
 def _expression(schema: Schema, value: str, hint: Any, scope: dict[str, Any], named: dict[str, Schema]) -> str:
-    schema = named.get(schema, schema) if isinstance(schema, str) else schema
+    schema = _named(schema, named)
     match schema["type"] if isinstance(schema, dict) else schema:
         case "int" | "long":
             return f"varints[{value}]"
@@ -96,7 +96,8 @@ def _expression(schema: Schema, value: str, hint: Any, scope: dict[str, Any], na
             named[schema["name"]] = schema
             return f"{value}.bytes" if hint is UUID else f"({value} or no_uuid).bytes"
         case "array":
-            write = _array_writer(_compiled(_named(schema["items"], named), get_args(hint)[0], named))
+            one = _compiled(_named(schema["items"], named), get_args(hint)[0], named)
+            write = lambda items: b"".join((VARINTS[len(items)], *map(one, items), _END)) if items else _END  # noqa: E731 - as those that are made of text
         case _:
             write = _compiled(schema, hint, named)
     scope[writer := f"write_{len(scope)}"] = write
@@ -104,23 +105,12 @@ def _expression(schema: Schema, value: str, hint: Any, scope: dict[str, Any], na
 
 
 def _named(schema: Schema, named: Mapping[str, Schema]) -> Schema:
-    return named[schema] if isinstance(schema, str) else schema
+    return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def _string_bytes(text: str) -> bytes:
     data = text.encode()
     return VARINTS[len(data)] + data
-
-
-def _records_size(records: Records) -> bytes:
-    return VARINTS[size_of(records)] if records else VARINTS[0]
-
-
-def _array_writer(write: Writer) -> Writer:
-    def write_array(items: tuple[Any, ...]) -> bytes:
-        return b"".join((VARINTS[len(items)], *map(write, items), _END)) if items else _END
-
-    return write_array
 
 
 def parts_of(struct: type[Any]) -> Callable[[Any], Sequence[Part]] | None:

@@ -42,17 +42,18 @@ MemberIndexOrNone: TypeAlias = Annotated[int, Within(-1, MEMBER_MAX)]
 Long: TypeAlias = Annotated[int, Within(-LONG_MAX - 1, LONG_MAX)]
 
 
-class HasDescriptor(Protocol):
+class Readable(Protocol):
     """An open file of the operating system, as `pushrep.env.File` is."""
 
     def fileno(self) -> int: ...
+    def read_at(self, size: int, position: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
     """Record batches that lie in a file: `size_bytes` from byte `position` on, for sendfile; the sender reads it."""
 
-    file: HasDescriptor
+    file: Readable
     position: int
     size_bytes: int
 

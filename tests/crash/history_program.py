@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import UUID
 
 from pushrep.election.grants import Grant, Member, default_min_insync
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate.leading import Leading
@@ -48,13 +49,13 @@ class Served:
         with self._append_lock:
             batch = encode_batch([value.encode()], timestamps_ms=1)
             offset = self._log.append(batch, durability=Durability.BUFFERED).base_offset
-            self._leading.on_append(0, offset, [batch])
-        self._leading.when_replicated(0, offset + 1, acknowledged)
+            self._leading.partitions[0].on_append(offset, [batch], SYSTEM_CLOCK.monotonic_ms())
+        self._leading.partitions[0].when_replicated(offset + 1, acknowledged)
         return f"ok {offset}" if told.wait(WAIT_S) and errors == [None] else "unknown"
 
     def read(self):
         told = threading.Event()
-        self._leading.when_replicated(0, self._led.leader.epoch_start_offset, lambda _: told.set())
+        self._leading.partitions[0].when_replicated(self._led.leader.epoch_start_offset, lambda _: told.set())
         if not told.wait(WAIT_S):
             return "unknown"
         with self._read_lock:

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 from pushrep.election.grants import Grant, Member, default_min_insync
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate.leading import Leading
@@ -83,8 +84,8 @@ def append_until_told(log, leading, epoch):
             if error is None:
                 say(f"acked {offset} {epoch}-{number}-0-")
 
-        leading.on_append(0, result.base_offset, [batch])
-        leading.when_replicated(0, result.last_offset + 1, acked)
+        leading.partitions[0].on_append(result.base_offset, [batch], SYSTEM_CLOCK.monotonic_ms())
+        leading.partitions[0].when_replicated(result.last_offset + 1, acked)
         number += 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pushrep.election.grants import Grant, Member
 from pushrep.election.messages import batches_of
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate.leading import Leading
@@ -66,9 +66,9 @@ class Service:
         """The end offset."""
         batch = encode_batch(list(values), timestamps_ms=1)
         result = self.logs[partition].append(batch, durability=self.durability)
-        self.leading.on_append(partition, result.base_offset, [batch])
+        self.leading.partitions[partition].on_append(result.base_offset, [batch], SYSTEM_CLOCK.monotonic_ms())
         if self.durability is Durability.FLUSHED:
-            self.leading.on_flush(partition, self.logs[partition].flushed_offset)
+            self.leading.partitions[partition].on_flush(self.logs[partition].flushed_offset)
         return result.last_offset + 1
 
     def wait(self, end=None, partition=0, timeout=WAIT_S):
@@ -80,7 +80,7 @@ class Service:
             answer.append(error)
             told.set()
 
-        self.leading.when_replicated(partition, end, callback)
+        self.leading.partitions[partition].when_replicated(end, callback)
         assert told.wait(timeout), f"{end} not reached, the watermark is {self.logs[partition].high_watermark}"
         return answer[0]
 

@@ -130,7 +130,7 @@ def test_too_few_replicas_acknowledge_nothing_and_say_so_at_the_end(world):
     world.nodes[2].stop()
     service.wait_for(lambda leader: not leader.may_append_all or not leader.sessions[2].in_flight)
     failures = []
-    service.leading.when_replicated(0, service.append(b"only two"), failures.append)
+    service.leading.partitions[0].when_replicated(service.append(b"only two"), failures.append)
     service.wait_for(lambda leader: leader.sessions[1].acknowledged == 2)
     assert not failures
     service.leading.close()
@@ -193,7 +193,7 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     new = world.service([node], name="second", epoch=514, members=(0, 1, 2)).start()
     assert new.wait(new.append(b"by the new one")) is None
     failures = []
-    old.leading.when_replicated(0, old.append(b"too late"), failures.append)
+    old.leading.partitions[0].when_replicated(old.append(b"too late"), failures.append)
     old.wait_for(lambda leader: leader.sessions[1].reason is PushSessionEndReason.NEW_LEADER_EPOCH)
     old.wait_for(lambda _: bool(failures))  # told after the session has ended
     led = old.leading.partitions[0]

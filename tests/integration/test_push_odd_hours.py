@@ -278,8 +278,8 @@ def test_one_who_waited_and_fails_takes_nobody_with_him(world):
         said.append(error)
         raise RuntimeError
 
-    service.leading.when_replicated(0, 1, fails)
-    service.leading.when_replicated(0, 1, lambda error: (said.append(error), told.set()))
+    service.leading.partitions[0].when_replicated(1, fails)
+    service.leading.partitions[0].when_replicated(1, lambda error: (said.append(error), told.set()))
     service.append(b"one")
     assert told.wait(WAIT_S)
     assert said == [None, None]

@@ -153,14 +153,14 @@ class Service:
         batch = encode_batch(values, timestamps_ms=1)
         result = log.append(batch, durability=Durability.BUFFERED)
         receipt = Receipt(result.base_offset, result.last_offset + 1, bytes(batch.data))
-        self.leading.on_append(number, result.base_offset, [batch])
+        self.leading.partitions[number].on_append(result.base_offset, [batch], self.world.clock.monotonic_ms())
         if world.rules.durability is Durability.FLUSHED:
             log.flush()
-            self.leading.on_flush(number, log.flushed_offset)
+            self.leading.partitions[number].on_flush(log.flushed_offset)
 
         def told(error):
             receipt.answers.append(error)
             world.receipt_told(self, number, receipt)
 
         self.receipts.append(receipt)
-        self.leading.when_replicated(number, receipt.end_offset, told)
+        self.leading.partitions[number].when_replicated(receipt.end_offset, told)

@@ -191,12 +191,12 @@ def test_a_leader_whose_replica_is_dead_rests_between_its_attempts(linger_ms):
         clock=clock,
     )
     leading.start()
-    append(log, leading)
+    append(log, leading, clock)
     while log.high_watermark < 1:
         assert network.step()
-    append(log, leading)
+    append(log, leading, clock)
     network.machine("b").kill()
-    append(log, leading)
+    append(log, leading, clock)
     steps, until_ms = network.scheduler.steps, clock.monotonic_ms() + 20_000
     while clock.monotonic_ms() < until_ms:
         assert network.step()
@@ -205,6 +205,6 @@ def test_a_leader_whose_replica_is_dead_rests_between_its_attempts(linger_ms):
     log.close()
 
 
-def append(log, leading):
+def append(log, leading, clock):
     batch = encode_batch([b"value"], timestamps_ms=1)
-    leading.on_append(0, log.append(batch).base_offset, [batch])
+    leading.partitions[0].on_append(log.append(batch).base_offset, [batch], clock.monotonic_ms())
