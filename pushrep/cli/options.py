@@ -23,10 +23,9 @@ from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_n
 from pushrep.log.inspection import is_log, logs_at
 from pushrep.outbox import OutboxIdentity
 from pushrep.replay.plan import ReplaySettings
-from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.certificates import CertificateFiles, mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
-from pushrep.replicate.reloading import CertificateFiles
 from pushrep.replicate.sockets import Address
 from pushrep.settings import did_you_mean, settings_of
 
