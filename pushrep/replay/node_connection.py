@@ -143,10 +143,11 @@ class NodeConnection:
         try:
             self.socket.settimeout(timeout_s)
             while True:
-                for found in self._early or self._received():
+                while self._early:
+                    found = self._early.pop(0)
                     if isinstance(found, PeerEvent) and found.correlation_id == correlation_id:
                         return found.message
-                self._early = []
+                self._early = self._received()
         except (OSError, ProtocolError) as error:
             raise self._gone(error) from error
 
