@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import Producer
 
@@ -27,7 +27,6 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
-from pushrep.kafka.source import ShippedLog
 from pushrep.log import SegmentLog
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import RecordBatch
@@ -141,12 +140,11 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
     name = f"ship-{next(_NUMBERS)}"
     (root / name).mkdir()
     log = Held(outbox.log(0))
-    logs: list[ShippedLog] = [log]
     shipped = SinkConfig(
         directory=root / name,
         outbox_id=name,
         topic=topic(cluster, name, 1),
-        logs=logs,
+        logs=[cast("SegmentLog", log)],
         origin=RecordOrigin(carrier="key", pids={0: outbox.pid}, pid_epoch=0),
         batch_bytes=BATCH_BYTES,
         filesystem=REAL_FILESYSTEM,
@@ -157,7 +155,7 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
 
     def work() -> int:
         log.released = True
-        shipper.wait({0: records}, None, None)
+        shipper.state.wait({0: records}, None, None)
         return records
 
     try:

@@ -6,27 +6,29 @@ by other packages.
 """
 
 from filtering.errors import (
-    AmbiguousProducerId,
     BadFilterSetting,
     CorruptMarks,
     FilteringError,
-    MetadataOutOfRange,
     MissingRight,
     NotStreamMetadata,
     PairSplit,
-    TtlTooShort,
-    UnsupportedKeys,
 )
 from filtering.marks import HighwaterMarks, MarkColumns, MarkEntry
-from filtering.position import PositionBits
 from filtering.producer_id import ProducerNames, producer_id, sqe_producer_id
 from filtering.replay_filter import FilterCounts, ReplayFilter
-from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, Keys, StreamMetadata, pack_keys, parse_keys
+from filtering.stream_metadata import (
+    KEY_BYTES,
+    METADATA_HEADER,
+    Keys,
+    PositionBits,
+    StreamMetadata,
+    pack_keys,
+    parse_keys,
+)
 
 __all__ = [
     "KEY_BYTES",
     "METADATA_HEADER",
-    "AmbiguousProducerId",
     "BadFilterSetting",
     "CorruptMarks",
     "FilterCounts",
@@ -35,7 +37,6 @@ __all__ = [
     "Keys",
     "MarkColumns",
     "MarkEntry",
-    "MetadataOutOfRange",
     "MissingRight",
     "NotStreamMetadata",
     "PairSplit",
@@ -43,8 +44,6 @@ __all__ = [
     "ProducerNames",
     "ReplayFilter",
     "StreamMetadata",
-    "TtlTooShort",
-    "UnsupportedKeys",
     "pack_keys",
     "parse_keys",
     "producer_id",

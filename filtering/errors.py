@@ -29,33 +29,6 @@ class NotStreamMetadata(FilteringError):
         self.why = why
 
 
-class MetadataOutOfRange(FilteringError, ValueError):
-    """A part of a stream metadata does not fit its field: correct the producer."""
-
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}={value!r} does not fit stream metadata: {field} is {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
-
-
-class UnsupportedKeys(FilteringError, TypeError):
-    """A column of keys came in a form that holds no bytes: cast it, or pass another column."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"keys come as {what}; pass n x 20 contiguous bytes, a uint8 array of shape (n, 20), an Arrow binary, "
-            "large_binary or fixed_size_binary array, or a sequence of bytes and None"
-        )
-        self.what = what
-
-
-class AmbiguousProducerId(FilteringError):
-    """Two different names give one PID: rename one of them, or the filter takes one for a replay of the other."""
-
-    def __init__(self, pid: int, first: tuple[str, ...], second: tuple[str, ...]) -> None:
-        super().__init__(f"PID {pid} belongs to {first} and would also be that of {second}: rename one of them")
-        self.pid, self.first, self.second = pid, first, second
-
-
 PARTITION_BITS, SLOT_BIT = 20, 1 << 30
 """Partition n of worker slot s has a number above all of a topic's: SLOT_BIT | s << PARTITION_BITS | n."""
 
@@ -96,24 +69,11 @@ class MissingRight(FilteringError):
 
 
 class BadFilterSetting(FilteringError, ValueError):
-    """A setting or argument is outside its range: correct it."""
+    """A setting, an argument or a part of a key is outside its range, or a name is taken: correct it."""
 
     def __init__(self, setting: str, value: object, allowed: str) -> None:
         super().__init__(f"{setting}={value!r}: {setting} is {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
-
-
-class TtlTooShort(FilteringError, ValueError):
-    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
-
-    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
-        kept = "for a time that was not given" if retention_ms is None else f"for retention.ms={retention_ms}"
-        super().__init__(
-            f"ttl_s={ttl_s} forgets marks while the topic keeps their records, {kept}: read again, these would pass "
-            "a second time. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below "
-            "it; with retention_ms=0 any ttl_s is accepted"
-        )
-        self.ttl_s, self.retention_ms = ttl_s, retention_ms
 
 
 class CorruptMarks(FilteringError):

@@ -33,7 +33,7 @@ bit is never taken for another version. Format: docs/internals/formats/marks.md.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +63,10 @@ class MarkColumns(NamedTuple):
     advanced_ms: Numbers
     bitmaps: npt.NDArray[np.uint8]
     window: int
+
+
+def _arrays(columns: MarkColumns) -> Sequence[npt.NDArray[Any]]:
+    return columns[:-1]
 
 
 def check_window(window: object) -> int:
@@ -101,25 +105,14 @@ def with_window(columns: MarkColumns, window: int) -> MarkColumns:
 
 def select_rows(columns: MarkColumns, rows: Any) -> MarkColumns:
     """Some rows, by index or by mask."""
-    pids, partitions, offsets, destinations, advanced, bits, window = columns
-    return MarkColumns(
-        pids[rows], partitions[rows], offsets[rows], destinations[rows], advanced[rows], bits[rows], window
-    )
+    return MarkColumns._make([*(column[rows] for column in _arrays(columns)), columns.window])
 
 
 def concatenated(first: MarkColumns, second: MarkColumns) -> MarkColumns:
     """The rows of both, under the wider window."""
     window = max(first.window, second.window)
     first, second = with_window(first, window), with_window(second, window)
-    return MarkColumns(
-        np.concatenate([first.pids, second.pids]),
-        np.concatenate([first.partitions, second.partitions]),
-        np.concatenate([first.offsets, second.offsets]),
-        np.concatenate([first.destination_partitions, second.destination_partitions]),
-        np.concatenate([first.advanced_ms, second.advanced_ms]),
-        np.concatenate([first.bitmaps, second.bitmaps]),
-        window,
-    )
+    return MarkColumns._make([*map(np.concatenate, zip(_arrays(first), _arrays(second), strict=True)), window])
 
 
 def canonical(columns: MarkColumns) -> MarkColumns:
@@ -143,15 +136,7 @@ def ascending(pids: Numbers, partitions: Numbers) -> bool:
 
 def same(first: MarkColumns, second: MarkColumns) -> bool:
     """Whether two canonical forms are one."""
-    return (
-        first.window == second.window
-        and np.array_equal(first.pids, second.pids)
-        and np.array_equal(first.partitions, second.partitions)
-        and np.array_equal(first.offsets, second.offsets)
-        and np.array_equal(first.destination_partitions, second.destination_partitions)
-        and np.array_equal(first.advanced_ms, second.advanced_ms)
-        and np.array_equal(first.bitmaps, second.bitmaps)
-    )
+    return first.window == second.window and all(map(np.array_equal, _arrays(first), _arrays(second)))
 
 
 def _merged_repeats(columns: MarkColumns) -> MarkColumns:
@@ -249,13 +234,10 @@ def _columns(view: memoryview, window: int, count: int) -> MarkColumns:
 
 def _checked(columns: MarkColumns) -> MarkColumns:
     """Entries that no writer of ours makes, under a right checksum: refused like damage."""
-    for name in _FIELDS[1:]:
-        least = UNKNOWN if name in ("destination_partitions", "advanced_ms") else 0
-        low = np.flatnonzero(getattr(columns, name) < least)
-        if len(low):
-            raise CorruptMarks(
-                name, f"entry {low[0]} has {getattr(columns, name)[low[0]]}, at least {least} is possible"
-            )
+    try:
+        checked(columns)
+    except BadFilterSetting as error:
+        raise CorruptMarks(error.setting, str(error)) from error
     if not ascending(columns.pids, columns.partitions):
         raise CorruptMarks("entries", "the pairs do not rise strictly")
     if columns.window and (columns.bitmaps & ~window_bits.lowest(columns.offsets, columns.window)).any():

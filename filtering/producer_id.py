@@ -11,7 +11,7 @@ filter would take the records of one for replays of the other.
 import struct
 from typing import Final
 
-from filtering.errors import AmbiguousProducerId, BadFilterSetting
+from filtering.errors import BadFilterSetting, FilteringError
 
 SQE_SEED: Final = 0xE17A1465
 
@@ -43,10 +43,10 @@ class ProducerNames:
         self._names: dict[int, tuple[str, ...]] = {}
 
     def claim(self, pid: int, name: tuple[str, ...]) -> int:
-        """Give `pid` back if it is this name's alone so far; raises AmbiguousProducerId naming both. Thread-safe."""
+        """Give `pid` back if it is this name's alone so far; raises FilteringError naming both. Thread-safe."""
         first = self._names.setdefault(pid, name)
         if first != name:
-            raise AmbiguousProducerId(pid, first, name)
+            raise FilteringError(f"PID {pid} belongs to {first} and would also be that of {name}: rename one of them")
         return pid
 
 
@@ -61,7 +61,7 @@ def producer_id(  # noqa: PLR0913 - the six parts of the name, by keyword only
     `source` and `destination` are incarnations: cluster id + topic id for Kafka, the log's own id for a segment log,
     so that a topic made anew under its old name is another producer. `epoch` (>= 0) rises before the next append
     whenever an offset could name a second record; `fanout` (>= 1) is how many outputs each source record has.
-    Raises BadFilterSetting, and AmbiguousProducerId when another name in this process has this PID.
+    Raises BadFilterSetting, and FilteringError when another name in this process has this PID.
     """
     for field, number, least in (("epoch", epoch, 0), ("fanout", fanout, 1)):
         if not isinstance(number, int) or number < least:
@@ -75,8 +75,7 @@ def producer_id(  # noqa: PLR0913 - the six parts of the name, by keyword only
 def sqe_producer_id(topology: str, stream: str, secondary_id: str = "") -> int:
     """The PID that SQE gives the same stream; for its Kafka streams `secondary_id` is broker ZooKeeper hosts + path.
 
-    The parts are joined without a mark between them, as SQE does it. Raises BadFilterSetting, and
-    AmbiguousProducerId when another name in this process has this PID.
+    The parts are joined without a mark between them, as SQE does it. Raises as `producer_id`.
     """
     texts = {"topology": topology, "stream": stream, "secondary_id": secondary_id}
     pid = murmur_hash2_64a(b"".join(_utf8(field, text) for field, text in texts.items()))

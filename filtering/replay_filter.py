@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering import window_bits
-from filtering.errors import BadFilterSetting, PairSplit, TtlTooShort
+from filtering.errors import BadFilterSetting, PairSplit
 from filtering.marks import UNKNOWN, HighwaterMarks, check_window, select_rows
 from filtering.rule import NO_MARK, PairGroups, Verdicts, group_pairs, judge_rows
 from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
@@ -235,11 +235,17 @@ _NO_MARKS = HighwaterMarks()
 
 
 def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    """Raises TtlTooShort unless the marks outlive the records of a topic. `retention_ms` 0 accepts any `ttl_s`."""
+    """Raises BadFilterSetting unless the marks outlive the records of a topic. `retention_ms` 0 accepts any `ttl_s`."""
     if ttl_s is None:
         return
     if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
-        raise TtlTooShort(ttl_s, retention_ms)
+        kept = "for a time that was not given" if retention_ms is None else f"for retention.ms={retention_ms}"
+        why = (
+            f"not below the time for which the topic keeps records, {kept}: marks that are forgotten earlier let these "
+            "records pass a second time. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that "
+            "is not below it; with retention_ms=0 any ttl_s is accepted"
+        )
+        raise BadFilterSetting("ttl_s", ttl_s, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +370,7 @@ class ReplayFilter:
         """Which of these rows pass, in log order; as n calls of `admit`, without a Python step per row.
 
         `keys`: whatever `parse_keys` reads, or its `Keys`. `destination_partition`: one for all rows, or an integer
-        array of one for each. Raises PairSplit, UnsupportedKeys, BadFilterSetting; each leaves the filter as it was.
+        array of one for each. Raises PairSplit, BadFilterSetting; each leaves the filter as it was.
         """
         parsed = parse_keys(keys)
         destinations = _destinations(destination_partition, len(parsed.valid))

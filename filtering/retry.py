@@ -167,6 +167,7 @@ def _broker_policy(judge: Judge, timeout_s: float) -> RetryPolicy:
 def ask_in_background(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
     """What `question` returns or raises; it runs once, in a daemon thread called `name`."""
     answer: Future[_Answer] = Future()
+    answer.set_running_or_notify_cancel()  # the thread can't be stopped
 
     def run() -> None:
         try:

@@ -28,13 +28,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from filtering.errors import MetadataOutOfRange, NotStreamMetadata, UnsupportedKeys
+from filtering.errors import BadFilterSetting, NotStreamMetadata
 
 Rows = npt.NDArray[np.uint8]
 Present = npt.NDArray[np.bool_]
 
 _OFFSET_TYPES: "dict[str, np.dtype[Any]]" = {"binary": np.dtype("<i4"), "large_binary": np.dtype("<i8")}
 _FIXED = "fixed_size_binary["
+
+
+def _unsupported(what: str) -> BadFilterSetting:
+    forms = (
+        "n x 20 contiguous bytes, a uint8 array of shape (n, 20), an Arrow binary, large_binary or fixed_size_binary "
+        "array, or a sequence of bytes and None"
+    )
+    return BadFilterSetting("keys", what, forms)
 
 
 def is_arrow(keys: object) -> bool:
@@ -45,7 +53,7 @@ def is_arrow(keys: object) -> bool:
 def rows_of_arrow(keys: Any, width: int) -> tuple[Rows, Present | None]:
     """The column as bytes of shape (n, width), and which rows hold exactly `width` bytes (None: all of them).
 
-    All other rows are zeros. Raises UnsupportedKeys for a column that holds no bytes.
+    All other rows are zeros. Raises BadFilterSetting for a column that holds no bytes.
     """
     if not hasattr(keys, "iterchunks"):
         return _rows_of_array(keys, width)
@@ -66,7 +74,7 @@ def _rows_of_array(array: Any, width: int) -> tuple[Rows, Present | None]:
         return _fixed(array, int(kind[len(_FIXED) : -1]), width)
     if kind in _OFFSET_TYPES:
         return _variable(array, _OFFSET_TYPES[kind], width)
-    raise UnsupportedKeys(f"an Arrow column of {kind}")
+    raise _unsupported(f"an Arrow column of {kind}")
 
 
 def _fixed(array: Any, own_width: int, width: int) -> tuple[Rows, Present | None]:
@@ -128,7 +136,7 @@ _RANGES = (
 class StreamMetadata:
     """Names one source record: the producer's `pid`, its source `partition` and its source `offset`.
 
-    Raises MetadataOutOfRange for a part that does not fit its field.
+    Raises BadFilterSetting for a part that does not fit its field.
     """
 
     pid: int
@@ -148,9 +156,9 @@ class StreamMetadata:
             try:
                 number = operator.index(value)
             except TypeError:
-                raise MetadataOutOfRange(field, value, allowed) from None
+                raise BadFilterSetting(field, value, allowed) from None
             if not low <= number <= high:
-                raise MetadataOutOfRange(field, value, allowed)
+                raise BadFilterSetting(field, value, allowed)
             if number is not value:
                 object.__setattr__(self, field, number)  # a numpy integer came in; keep Python's
 
@@ -194,7 +202,7 @@ class Keys(NamedTuple):
 def pack_keys(pid: int, partition: int, first_offset: int, count: int) -> bytes:
     """`count` keys of consecutive source offsets from `first_offset` on, contiguous: count x 20 bytes."""
     if count < 0:
-        raise MetadataOutOfRange("count", count, "not negative")
+        raise BadFilterSetting("count", count, "not negative")
     first = StreamMetadata(pid, partition, first_offset)
     if count == 0:
         return b""
@@ -211,7 +219,7 @@ def parse_keys(keys: Any) -> Keys:
 
     `keys`: n x 20 contiguous bytes · uint8 array of shape (n, 20) · Arrow binary, large_binary or fixed_size_binary
     array or chunked array (slices respected) · sequence of bytes and None · `Keys`, given back as they are.
-    A null, another length, a negative partition or offset makes a row invalid. Raises UnsupportedKeys for other forms.
+    A null, another length, a negative partition or offset makes a row invalid. Raises BadFilterSetting for other forms.
     """
     if isinstance(keys, Keys):
         return keys
@@ -238,9 +246,9 @@ def _rows(keys: Any) -> _Rows:
     if is_arrow(keys):
         return rows_of_arrow(keys, KEY_BYTES)
     if isinstance(keys, str) or not hasattr(keys, "__iter__"):
-        raise UnsupportedKeys(type(keys).__name__)
+        raise _unsupported(type(keys).__name__)
     if isinstance(keys, np.ndarray) and keys.dtype != np.object_:
-        raise UnsupportedKeys(f"a numpy array of {keys.dtype}")
+        raise _unsupported(f"a numpy array of {keys.dtype}")
     return _rows_of_sequence(keys if isinstance(keys, list | tuple) else list(keys))
 
 
@@ -248,7 +256,7 @@ def _rows_of_buffer(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     if data.ndim == 2 and data.shape[1] == KEY_BYTES:
         return np.ascontiguousarray(data)
     if data.ndim != 1 or len(data) % KEY_BYTES:
-        raise UnsupportedKeys(f"bytes of shape {data.shape}, no multiple of {KEY_BYTES}")
+        raise _unsupported(f"bytes of shape {data.shape}, no multiple of {KEY_BYTES}")
     return np.ascontiguousarray(data).reshape(-1, KEY_BYTES)
 
 
@@ -269,3 +277,47 @@ def _bytes_of(key: object) -> bytes | None:
         return memoryview(key).tobytes()  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+POSITION_BITS = 63
+"""Of a source offset: a signed 64-bit number that is never negative."""
+
+
+class PositionBits:
+    """A position of several numbers as one source offset, for records whose producer writes no stream metadata.
+
+        PositionBits(19, 32, 12)        binlog file, place in it, row of the event
+        bit   62        44 43          12 11         0
+             | file (19)  | place (32)   | row (12)   |      the first part counts most, bit 62 is its highest
+
+    bits: how many each part has, at most 63 in all. Of two positions the larger one, compared part by part, has the
+    larger offset. Other widths would give other offsets, and old marks would lie: they are chosen once and for all.
+    Raises BadFilterSetting.
+    """
+
+    __slots__ = ("bits",)
+
+    def __init__(self, *bits: int) -> None:
+        if not bits or any(type(size) is not int or size < 1 for size in bits) or sum(bits) > POSITION_BITS:
+            raise BadFilterSetting("bits", bits, f"for each part a whole number from 1 on, {POSITION_BITS} in all")
+        self.bits = bits
+
+    def pack(self, *parts: int) -> int:
+        """The source offset of a position. Raises BadFilterSetting for a part that is no number of its bits."""
+        if len(parts) != len(self.bits):
+            raise BadFilterSetting("parts", parts, f"{len(self.bits)} numbers")
+        offset = 0
+        for part, size in zip(parts, self.bits, strict=True):
+            number = operator.index(part)
+            if not 0 <= number < 1 << size:
+                raise BadFilterSetting("part", number, f"in [0, 2^{size})")
+            offset = offset << size | number
+        return offset
+
+    def unpack(self, offset: int) -> tuple[int, ...]:
+        """The parts again, of a mark's offset for instance."""
+        parts: list[int] = []
+        for size in reversed(self.bits):
+            parts.append(offset & ((1 << size) - 1))
+            offset >>= size
+        return tuple(reversed(parts))

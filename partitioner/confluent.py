@@ -41,16 +41,9 @@ from filtering.consumers.confluent_client import (
     topic_settings,
 )
 from filtering.retry import Backoff
-from partitioner.errors import (
-    NOT_THERE,
-    BadPartitionerSetting,
-    BreaksPrefixCondition,
-    NotDelivered,
-    TopicShrunk,
-    TopicUnfit,
-)
+from partitioner.errors import BadPartitionerSetting, NotDelivered, TopicUnfit, topic_missing
 from partitioner.in_flight_queue import InFlightQueue
-from partitioner.source_partition import check_partition_count, partition_for
+from partitioner.source_partition import check_not_shrunk, check_partition_count, partition_for
 
 # Settings that hold the prefix condition. The gapless guarantee covers neither timeouts nor brokers that do not know
 # the producer.
@@ -77,6 +70,7 @@ _REFUSED = {
     "partitioner_cb": "not for this producer: it picks the partition itself",
     "default.topic.config": "not for this producer: give its settings beside the others",
 }
+_LEAVE_OUT = ": else readers that filter replays lose records; leave it out"
 _LOG = logging.getLogger(__name__)
 Header = tuple[str, str | bytes | None]
 OnDelivery = Callable[[StreamMetadata, Message], None]
@@ -108,13 +102,13 @@ _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 def with_required_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's settings, and those that hold the prefix condition. Raises BreaksPrefixCondition."""
+    """The user's settings, and those that hold the prefix condition. Raises BadPartitionerSetting."""
     for name, value in config.items():
         if name in _REFUSED:
-            raise BreaksPrefixCondition(name, value, _REFUSED[name])
+            raise BadPartitionerSetting(name, value, f"{_REFUSED[name]}{_LEAVE_OUT}")
         needed = REQUIRED.get(_ALIASES.get(name, name))
         if needed is not None and value not in needed[1]:
-            raise BreaksPrefixCondition(name, value, f"{needed[0]} in this producer")
+            raise BadPartitionerSetting(name, value, f"{needed[0]} in this producer{_LEAVE_OUT}")
     kept = {name: value for name, value in config.items() if name not in _ALIASES}
     return {**kept, **{name: value for name, (value, _) in REQUIRED.items()}}
 
@@ -152,7 +146,7 @@ class SourcePartitionProducer:
     new PID epoch). carrier: where the 20 bytes travel, "key" or "header" (`stream-metadata`); with
     "header" a record may have a key of its own. Thread-safe; threads that must keep an order call one after another.
 
-    Raises BreaksPrefixCondition, BadPartitionerSetting, TopicUnfit, TopicShrunk, KafkaException.
+    Raises BadPartitionerSetting, TopicUnfit, KafkaException.
     """
 
     def __init__(
@@ -407,8 +401,7 @@ class SourcePartitionProducer:
     def _fixed_count(self, wanted: int | None) -> int:
         check_partition_count(wanted)
         found = self._partitions()
-        if wanted is not None and found < wanted:
-            raise TopicShrunk(wanted, found)
+        check_not_shrunk(wanted or 1, found)
         refuse_compaction(self._config, self.topic)
         return found if wanted is None else wanted
 
@@ -426,7 +419,7 @@ class SourcePartitionProducer:
                 return ask_brokers(question)
         except KafkaException as error:
             if error.args[0].code() in _NOT_THERE:
-                raise TopicUnfit(self.topic, NOT_THERE) from None
+                raise topic_missing(self.topic) from None
             raise
 
 
@@ -454,9 +447,8 @@ def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     ]
     if "compact" in policy:
         raise TopicUnfit(
-            topic,
-            f"has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first copy, which "
-            "readers then miss; set cleanup.policy=delete",
+            f"topic {topic!r} has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first "
+            "copy, which readers then miss; set cleanup.policy=delete"
         )
 
 
@@ -486,7 +478,7 @@ def topic_facts(config: Mapping[str, Any], topic: str) -> DestinationTopic:
         cluster, found, settings = ask_brokers(question)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicUnfit(topic, NOT_THERE) from error
+            raise topic_missing(topic) from error
         raise
     high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
     topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))

@@ -9,40 +9,11 @@ class PartitionerError(PicklableError):
 
 
 class BadPartitionerSetting(PartitionerError, ValueError):
-    """A setting or argument is outside its range: correct it."""
+    """A setting or argument is outside its range, or would let a record overtake or skip another: correct it."""
 
     def __init__(self, setting: str, value: object, allowed: str) -> None:
         super().__init__(f"{setting}={value!r}: {setting} is {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
-
-
-class KeyNotStreamMetadata(PartitionerError):
-    """The key says no source partition: send stream metadata as the key, or choose `fallback="default"`.
-
-    With the fallback, too, a key is bytes or None: what the broker will see.
-    """
-
-    def __init__(self, why: str, remedy: str = 'send it packed, or set fallback="default"') -> None:
-        super().__init__(f"the key is not stream metadata ({why}); {remedy}")
-        self.why = why
-
-
-class TopicShrunk(PartitionerError):
-    """The topic has fewer partitions than were fixed, so it is another topic now: raise the PID epoch for it."""
-
-    def __init__(self, pinned: int, partitions: int) -> None:
-        super().__init__(
-            f"partition_count={pinned} is fixed but the topic has {partitions} partitions: this is another topic; "
-            "give it a partitioner of its own and a new PID epoch"
-        )
-        self.pinned, self.partitions = pinned, partitions
-
-
-class BreaksPrefixCondition(BadPartitionerSetting):
-    """A setting of the client would let a record overtake or skip another: leave it out."""
-
-    def __init__(self, setting: str, value: object, needed: str) -> None:
-        super().__init__(setting, value, f"{needed}: else readers that filter replays lose records; leave it out")
 
 
 class OffsetNotAbove(PartitionerError, ValueError):
@@ -75,12 +46,10 @@ class NotDelivered(PartitionerError):
         self.records, self.timeout_s = records, timeout_s
 
 
-NOT_THERE = "does not exist: create it first, its partitions are counted at first use"
-
-
 class TopicUnfit(PartitionerError):
-    """The destination topic is not there, or is compacted: the message says what to do."""
+    """The destination topic is not there, is compacted or has shrunk: the message says what to do."""
 
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"topic {topic!r} {why}")
-        self.topic, self.why = topic, why
+
+def topic_missing(topic: str) -> TopicUnfit:
+    """There is no such topic."""
+    return TopicUnfit(f"topic {topic!r} does not exist: create it first, its partitions are counted at first use")

@@ -1,8 +1,8 @@
 """For kafka-python: `KafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_counts={"orders": 4}))`.
 
-A plugin only places records; the prefix condition stays the user's, as partitioner/aiokafka.py says. kafka-python
-gives up a batch whose time is over and goes on with the next: catch that failure, and send nothing more to that
-partition until the failed record is through.
+A plugin only places records; the prefix condition stays the user's (source_partition.py). kafka-python gives up a batch
+whose time is over and goes on with the next: catch that failure, and send nothing more to that partition until the
+failed record is through.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from kafka.partitioner import DefaultPartitioner
 
-from partitioner.aiokafka import SourcePartitionPartitioner as _Place
-from partitioner.errors import NOT_THERE, TopicUnfit
+from partitioner.errors import topic_missing
+from partitioner.source_partition import SourcePartitionPartitioner as _Place
 
 
 class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # kafka-python has no types
@@ -41,7 +41,7 @@ class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # k
         del key, value, serialized_value
         partitions = cluster.partitions_for_topic(topic)
         if not partitions:
-            raise TopicUnfit(topic, NOT_THERE)
+            raise topic_missing(topic)
         available: Sequence[int] = list(cluster.available_partitions_for_topic(topic) or ())
         place = self._places.setdefault(topic, _Place(self._fallback))
         return place(serialized_key, list(partitions), available)

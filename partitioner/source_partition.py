@@ -1,14 +1,22 @@
 """Where a record goes: its source partition, modulo the destination's partitions.
 
 So a pair (PID, source partition) lives in exactly one destination partition, whose order the replay filter relies on;
-with more destination than source partitions each keeps its number. Pure.
+with more destination than source partitions each keeps its number.
+
+A plugin of a client only places records. The prefix condition, on which the replay filter rests, stays the user's: what
+each attempt writes for a pair must reach the log in order and without holes. aiokafka drops a batch whose leader stays
+unknown past its timeout, idempotent or not, and goes on with the next: catch that failure and send nothing more to
+that partition until the failed record is through.
 """
 
 import operator
+import random
 import struct
-from typing import Final, SupportsIndex
+from collections.abc import Sequence
+from typing import Final, Literal, SupportsIndex
 
-from partitioner.errors import BadPartitionerSetting
+from filtering import NotStreamMetadata, StreamMetadata
+from partitioner.errors import BadPartitionerSetting, TopicUnfit
 
 _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
@@ -31,6 +39,15 @@ def check_partition_count(count: object) -> None:
     """A setting partition_count. Raises BadPartitionerSetting unless it is None, or a whole number from 1 on."""
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise BadPartitionerSetting("partition_count", count, "None or a whole number from 1 on")
+
+
+def check_not_shrunk(pinned: int, partitions: int) -> None:
+    """Raise TopicUnfit if a topic has fewer partitions than were fixed."""
+    if partitions < pinned:
+        raise TopicUnfit(
+            f"partition_count={pinned} is fixed but the topic has {partitions} partitions: this is another topic; "
+            "give it a partitioner of its own and a new PID epoch"
+        )
 
 
 def _whole(number: SupportsIndex) -> int | None:
@@ -58,3 +75,52 @@ def murmur2(data: bytes) -> int:
     value ^= value >> 13
     value = (value * _MULTIPLIER) & _MASK
     return value ^ (value >> 15)
+
+
+class SourcePartitionPartitioner:
+    """For aiokafka: `AIOKafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_count=4))`.
+
+    A callable `(key, all_partitions, available) -> partition`; one for each topic, since it fixes the topic's count.
+
+    `partition_count` is how many partitions are used. Without it the number at the first record is used for this
+    object's life: keep it (`.partition_count`) with the producer's state and pass it after a restart. Partitions
+    added later are not used; to use them, raise the count together with the PID epoch.
+    `fallback="default"` places keys that are not stream metadata as Kafka's default partitioner does (murmur2; null
+    goes to any available partition); without it such a key is refused.
+    Raises BadPartitionerSetting, and TopicUnfit when the topic has fewer partitions than are used.
+    """
+
+    def __init__(self, fallback: Literal["default"] | None = None, partition_count: int | None = None) -> None:
+        if fallback not in (None, "default"):
+            raise BadPartitionerSetting("fallback", fallback, 'None or "default"')
+        check_partition_count(partition_count)
+        self._fallback, self._partition_count = fallback, partition_count
+
+    @property
+    def partition_count(self) -> int | None:
+        """How many partitions are used; None before the first record, if none was given."""
+        return self._partition_count
+
+    def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int]) -> int:
+        # The client lists a set, so the order it comes in means nothing.
+        partitions = sorted(all_partitions)
+        try:
+            source_partition = StreamMetadata.unpack(key).partition
+        except NotStreamMetadata as refusal:
+            if self._fallback is None:
+                remedy = 'stream metadata: send it packed, or set fallback="default"'
+                raise BadPartitionerSetting("key", key, remedy) from refusal
+            if key is None:
+                return random.choice(list(available) or partitions)  # noqa: S311 - spreads load, keeps no secret
+            given: object = key  # whatever its type says, a client without a serializer passes on what it got
+            if not isinstance(given, bytes | bytearray | memoryview):
+                remedy = "bytes or None: serialize it, the fallback places what the broker will see"
+                raise BadPartitionerSetting("key", given, remedy) from refusal
+            return partitions[default_partition(key, len(partitions))]
+        return partitions[partition_for(source_partition, self._fixed_count(len(partitions)))]
+
+    def _fixed_count(self, partitions: int) -> int:
+        if self._partition_count is None:
+            self._partition_count = partitions
+        check_not_shrunk(self._partition_count, partitions)
+        return self._partition_count

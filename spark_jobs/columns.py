@@ -41,8 +41,14 @@ from pyspark.sql.types import (
 )
 
 from filtering.errors import BadFilterSetting
-from filtering.position import POSITION_BITS, PositionBits
-from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, OFFSET_MAX, PARTITION_MAX
+from filtering.stream_metadata import (
+    KEY_BYTES,
+    METADATA_HEADER,
+    OFFSET_MAX,
+    PARTITION_MAX,
+    POSITION_BITS,
+    PositionBits,
+)
 from spark_jobs.errors import SparkJobError
 from spark_jobs.spark_internals import Numbers, by_prefix, over_connect
 

@@ -163,7 +163,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
         `SourcePosition` for rows without metadata.
     marks: those before the frame, `{MarksKey(topic): HighwaterMarks}`.
     ttl_s: needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
-    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting; LogRowTwice is
+    Raises FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting; LogRowTwice is
     raised in a worker, and is text in Spark's exception.
     """
     pids = None if only_pids is None else frozenset(only_pids)

@@ -211,7 +211,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
         from the state. A re-run of the batch has the same timestamp. It needs `retention_ms`, the topic's retention.ms
         (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
     metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
-    Raises SparkUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
+    Raises SparkUnfit, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
     query PairSplit.
     """
     pids = None if only_pids is None else frozenset(only_pids)

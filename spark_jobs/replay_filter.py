@@ -89,7 +89,7 @@ class ReplayFilteredBatches:
     The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
     must not be shorter; 0 takes any.
-    Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
+    Raises CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
     PositionUnfit, PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged if the
     handler read fewer rows than the first pass found, because they are gone.
     """

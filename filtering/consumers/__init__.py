@@ -3,18 +3,6 @@
 group_member.py and assignment.py decide, and know no client; import the shell of the client that you have.
 """
 
-from filtering.consumers.errors import (
-    CommitFailed,
-    ConsumerError,
-    CorruptPosition,
-    MarksTooLarge,
-    PositionUnknown,
-)
+from filtering.consumers.commits import CommitFailed
 
-__all__ = [
-    "CommitFailed",
-    "ConsumerError",
-    "CorruptPosition",
-    "MarksTooLarge",
-    "PositionUnknown",
-]
+__all__ = ["CommitFailed"]

@@ -10,8 +10,9 @@ client only, and knows eager rebalances only. Marks that do not fit beside an of
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from itertools import compress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -23,13 +24,31 @@ with needed_by("filtering.consumers.aiokafka"):
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import CommitFailedError, IllegalStateError
-from aiokafka.structs import ConsumerRecord
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
+    IllegalStateError,
+    KafkaError,
+    NoError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
 from filtering.consumers.assignment import FilterSettings
-from filtering.consumers.commits import END, METADATA_CHARACTERS_MAX, ReadMarks, WriteMarks
-from filtering.consumers.errors import NO_AUTO_COMMIT, CommitFailed, MarksTooLarge
+from filtering.consumers.commits import (
+    END,
+    NO_AUTO_COMMIT,
+    CommitFailed,
+    DeleteMarks,
+    ReadMarks,
+    WriteMarks,
+    marks_topic_needed,
+)
 from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
@@ -42,18 +61,103 @@ from filtering.consumers.group_member import (
     Resume,
     Seek,
     Steps,
-    run,
+    kept_ms,
     run_async,
 )
-from filtering.consumers.startpoints import PartitionFacts, Startpoints
-from filtering.errors import BadFilterSetting
+from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts, Startpoints
+from filtering.errors import BadFilterSetting, MissingRight
 from filtering.replay_filter import FilterCounts
+from filtering.retry import TIMEOUT_S, Failure, ask_async
 from filtering.stream_metadata import METADATA_HEADER
 
 _SHARED = frozenset({"bootstrap_servers", "security_protocol", "ssl_context", "client_id", "request_timeout_ms"})
 
 _Result = TypeVar("_Result")
+_Answer = TypeVar("_Answer")
 OnPartitions = Callable[["ReplayFilteredConsumer", set[TopicPartition]], Awaitable[None]]
+
+
+def failure_of(error: BaseException) -> Failure:
+    """How `retry.ask_async` treats aiokafka's KafkaError."""
+    if isinstance(error, UnknownTopicOrPartitionError):
+        return Failure.NOT_THERE
+    # NoError: how the client raises a broker's error about one partition when the answer as a whole is right.
+    if isinstance(error, NoError | TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
+        return Failure.TRANSIENT
+    return Failure.PERMANENT
+
+
+def missing_right(error: BaseException, group: str, topic: str, on_topic: str = "READ") -> MissingRight | None:
+    """The right that the brokers say is missing, if that is what they say. on_topic: what was done with the topic."""
+    if isinstance(error, GroupAuthorizationFailedError):
+        return MissingRight("READ", "group", group, repr(error))
+    if isinstance(error, TopicAuthorizationFailedError):
+        named = error.args[0] if error.args else None
+        names = sorted(named) if isinstance(named, set | frozenset | list | tuple) else []
+        return MissingRight(on_topic, "topic", str(names[0]) if names else topic, repr(error))
+    return None
+
+
+@contextmanager
+def naming_rights(group: str, topic: str, on_topic: str = "READ") -> Iterator[None]:
+    """An error of a missing right becomes MissingRight inside of this block."""
+    try:
+        yield
+    except KafkaError as error:
+        missing = missing_right(error, group, topic, on_topic)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+async def ask_committed(
+    admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition], timeout_s: float = TIMEOUT_S
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    """The committed position of each, offset -1 where there is none. Raises the client's KafkaError.
+
+    A broker that is no longer the group's coordinator refuses the whole answer. The client overlooks that and
+    hands over an empty one, which reads as "nothing was ever committed".
+    """
+    if not partitions:
+        return {}
+
+    async def question() -> Mapping[TopicPartition, OffsetAndMetadata]:
+        found: Mapping[TopicPartition, OffsetAndMetadata] = await admin.list_consumer_group_offsets(
+            group, partitions=list(partitions)
+        )
+        if missing := [one for one in partitions if one not in found]:
+            raise GroupCoordinatorNotAvailableError(f"the committed positions of {missing} are not in the answer")
+        return found
+
+    with naming_rights(group, partitions[0].topic):
+        return await ask_async(question, failure_of, timeout_s)
+
+
+async def topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
+    """What a topic is set to, asked for 60 s. Raises MissingRight, the client's KafkaError."""
+
+    async def question() -> dict[str, str]:
+        [answer] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        [(code, why, _, _, entries)] = answer.resources
+        if code:
+            raise for_code(code)(why)
+        return {name: value for name, value, *_ in entries}
+
+    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
+        return await ask_async(question, failure_of)
+
+
+async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
+    """The partitions that the group's coordinator says this member has; empty if it does not answer within 5 s."""
+    try:
+        async with asyncio.timeout(ASK_WITHIN_S):
+            [found] = await admin.describe_consumer_groups([group])
+    except (KafkaError, TimeoutError):
+        return frozenset()
+    members = [one for described in found.groups for one in described[5]]  # by place: names differ by version
+    assigned = [one[-1] for one in members if one[0] == member]
+    held = [ConsumerProtocol.ASSIGNMENT.decode(one).partitions() for one in assigned if one]
+    return frozenset((one.topic, one.partition) for partitions in held for one in partitions)
 
 
 class ReplayFilteredConsumer:
@@ -62,11 +166,11 @@ class ReplayFilteredConsumer:
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
     "header", or a function of the record that returns them, or None for a record that has no position. window,
     only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each topic's
-    own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. startpoints: their store, by
+    own is asked for, and the read of a topic that keeps records longer is refused. startpoints: their store, by
     which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
     they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
     settings: AIOKafkaConsumer's; auto-commit is refused by name.
-    Raises BadFilterSetting, TtlTooShort; entering it raises the client's KafkaError.
+    Raises BadFilterSetting; entering it raises the client's KafkaError.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -102,7 +206,7 @@ class ReplayFilteredConsumer:
         self._committing = asyncio.Lock()
         self._client: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
-        self._brokers: AiokafkaMember | None = None
+        self._ownership = OwnershipCheck(self._ask_held)
 
     @property
     def client(self) -> AIOKafkaConsumer:
@@ -127,8 +231,7 @@ class ReplayFilteredConsumer:
         self._admin = AIOKafkaAdminClient(**shared)
         await self._admin.start()
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
-        to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
-        self._brokers = AiokafkaMember(self._client, self._admin, self._group, resets_to_earliest=to_earliest)
+        self._loop = asyncio.get_running_loop()
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
             with naming_rights(self._group, ", ".join(self._topics)):
@@ -185,9 +288,9 @@ class ReplayFilteredConsumer:
         """Store, for every partition, the position behind what was yielded, with its marks.
 
         Other tasks may read on meanwhile, and commits go one after the other: to commit without waiting, make a task of
-        it. Raises CommitFailed while partitions move between members: read on and commit again. Raises MarksTooLarge,
-        and the client's KafkaError. After any of them nothing is committed, and records after the last commit
-        are read again.
+        it. Raises CommitFailed while partitions move between members: read on and commit again. Raises BadFilterSetting
+        for marks that do not fit, and the client's KafkaError. After any of them nothing is committed, and records
+        after the last commit are read again.
         """
         async with self._committing:
             positions = await self._run(self._member.positions(time.time_ns() // 1_000_000))
@@ -203,25 +306,12 @@ class ReplayFilteredConsumer:
                 raise CommitFailed(self._group, error) from error
             await self._run(self._member.committed(positions))
 
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Read nothing of these until `resume`, or until partitions come anew. Raises PositionUnknown."""
-        run(self._member.pause(_names(partitions)), self._do_now)
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Read these again. Raises PositionUnknown."""
-        run(self._member.resume(_names(partitions)), self._do_now)
-
     def position(self, partition: TopicPartition) -> int | None:
         """Where it is read next, which is what `commit` stores; None while `auto_offset_reset` decides.
 
-        Raises PositionUnknown for one that is not read here.
+        Raises BadFilterSetting for one that is not read here.
         """
         return self._member.assignment.position((partition.topic, partition.partition))
-
-    async def committed(self, partition: TopicPartition) -> int | None:
-        """What the group committed of it, None for nothing; asks for 60 s. Raises the client's KafkaError."""
-        found = (await self._joined().committed([partition]))[partition].offset
-        return found if found >= 0 else None
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at `offset`. The committed position brings its marks; any other begins with none.
@@ -255,38 +345,57 @@ class ReplayFilteredConsumer:
     async def _do(self, call: ClientCall) -> object:
         match call:
             case Seek(partition, offset):
-                await self._joined().seek(TopicPartition(*partition), offset)
+                at = TopicPartition(*partition)
+                if offset is not None:
+                    self.client.seek(at, offset)
+                elif self._settings.get("auto_offset_reset", "latest") == "earliest":
+                    await self.client.seek_to_beginning(at)
+                else:
+                    await self.client.seek_to_end(at)
             case AskCommitted(partitions):
-                found = await self._joined().committed([TopicPartition(*one) for one in partitions])
+                found = await ask_committed(self._admin, self._group, [TopicPartition(*one) for one in partitions])
                 return {
                     (one.topic, one.partition): CommittedOffset(at.offset if at.offset >= 0 else None, at.metadata)
                     for one, at in found.items()
                 }
             case AskRetention(topic):
-                return await self._joined().retention_ms(topic)
+                return kept_ms(await topic_settings(self._admin, topic))
             case AskStartpoints(question):
                 return await asyncio.to_thread(question)
-            case _:
-                self._do_now(call)
-        return None
-
-    def _do_now(self, call: ClientCall) -> None:
-        """What needs no waiting; marks that do not fit beside an offset are refused."""
-        match call:
             case Pause(partitions):
                 self.client.pause(*(TopicPartition(*one) for one in partitions))
             case Resume(partitions):
                 self.client.resume(*(TopicPartition(*one) for one in partitions))
-            case ReadMarks(partition):
-                why = f"of a consumer whose marks of {partition[0]} fit into commits"
-                raise BadFilterSetting("group_id", self._group, why)
-            case WriteMarks(due, characters):
-                raise MarksTooLarge(due.topic, due.partition, characters, METADATA_CHARACTERS_MAX, len(due.marks))
-            case _:
-                raise AssertionError(f"{call} needs the event loop")
+            case ReadMarks() | WriteMarks() | DeleteMarks():
+                raise marks_topic_needed(call)
+        return None
+
+    # ---- what startpoints ask about a log: called in a thread, while the loop waits for it
 
     def _facts_of(self, topic: str, partition: int, position: int | None) -> PartitionFacts:
-        return self._joined().facts_of(topic, partition, position)
+        return PartitionFacts(topic, partition, self._bounds, self._first_at, position, self._is_held)
+
+    def _is_held(self, topic: str, partition: int) -> bool:
+        member = self.client._coordinator.member_id  # noqa: SLF001 - its only place
+        return self._ownership.is_held(member, topic, partition)
+
+    def _ask_held(self, member: str) -> "Future[Held]":
+        return asyncio.run_coroutine_threadsafe(ask_held(self._admin, self._group, member), self._loop)
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        asked = TopicPartition(topic, partition)
+        start = self._in_loop(lambda: self.client.beginning_offsets([asked]))[asked]
+        return start, self._in_loop(lambda: self.client.end_offsets([asked]))[asked]
+
+    def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        asked = TopicPartition(topic, partition)
+        found = self._in_loop(lambda: self.client.offsets_for_times({asked: timestamp_ms}))[asked]
+        return None if found is None else int(found.offset)
+
+    def _in_loop(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        return asyncio.run_coroutine_threadsafe(ask_async(question, failure_of), self._loop).result()
+
+    # ---- reads
 
     async def _next(self) -> list[ConsumerRecord]:
         """The client's next record; none, now and then, where startpoints are to be asked for."""
@@ -390,11 +499,6 @@ class ReplayFilteredConsumer:
                 at = self._member.assignment.position(name)
                 self.client.seek(TopicPartition(*name), first if at is None else at)
         self._not_yielded.clear()
-
-    def _joined(self) -> AiokafkaMember:
-        if self._brokers is None:
-            raise BadFilterSetting("consumer", "not started", "used in `async with`")
-        return self._brokers
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

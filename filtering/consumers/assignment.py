@@ -8,7 +8,6 @@ One filter for each topic, so that a pair in two partitions is noticed.
 
 A partition is fetched only when no reason to pause it is left (Pauses):
 
-    CALLER      `pause` was called
     UNLOADED    its position or its marks are not known yet
     STOPPED     its startpoint can't be applied
 
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from filtering.consumers.errors import PositionUnknown
+from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts, ReplayFilter, check_ttl
 
@@ -37,7 +36,7 @@ Spans = Mapping[int, tuple[int, int]]
 class FilterSettings:
     """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below; None: that of each topic is asked.
 
-    Raises TtlTooShort.
+    Raises BadFilterSetting.
     """
 
     window: int = 0
@@ -112,13 +111,13 @@ class Assignment:
         self._partitions[partition] = _Partition(offset, offset, committed, startpoint, is_new_startpoint)
 
     def move(self, partition: TopicPartition, offset: int, startpoint: int, *, reset_marks: bool) -> None:
-        """A startpoint sends it elsewhere while it is read; with its marks, or with none. Raises PositionUnknown."""
+        """A startpoint sends it elsewhere while it is read; with its marks, or with none. Raises BadFilterSetting."""
         self._of(partition)
         marks = NO_MARKS if reset_marks else _only(self._filters[partition[0]].marks(), {partition[1]})
         self.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=True)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Continue elsewhere without marks; its commits still carry the startpoint's number. Raises PositionUnknown."""
+        """Continue elsewhere without marks, under the same startpoint. Raises BadFilterSetting."""
         state = self._of(partition)
         self.assign(partition, offset, startpoint=state.startpoint, is_new_startpoint=state.has_new_startpoint)
 
@@ -143,19 +142,10 @@ class Assignment:
         state.offset = offset + 1
         return passes
 
-    def admit_batch(
-        self, topic: str, partitions: Sequence[int], offsets: Sequence[int], keys: Sequence[bytes | None]
-    ) -> npt.NDArray[np.bool_]:
-        """As many calls of `admit`, for records of one topic in the order in which they were read. Raises PairSplit."""
-        last = dict(zip(partitions, offsets, strict=True))
-        first = dict(zip(reversed(partitions), reversed(offsets), strict=True))
-        where = np.asarray(partitions, np.int64) if len(last) > 1 else partitions[0]
-        return self.admit_columns(topic, keys, where, {number: (first[number], last[number]) for number in last})
-
     def admit_columns(
         self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
     ) -> npt.NDArray[np.bool_]:
-        """The same for a batch in columns, at no cost a record but the filter's own.
+        """The same for many records of one topic in the order in which they were read.
 
         keys: as ReplayFilter.admit_batch takes them. partitions: one for all, or one for each. Raises PairSplit.
         """
@@ -167,21 +157,21 @@ class Assignment:
         return passes
 
     def met(self, partition: TopicPartition, offset: int) -> None:
-        """The client handed over its record at `offset`, which may never be admitted. Raises PositionUnknown."""
+        """The client handed over its record at `offset`, which may never be admitted. Raises BadFilterSetting."""
         state = self._of(partition)
         if state.began is None:
             state.began = offset
 
     def position(self, partition: TopicPartition) -> int | None:
-        """The next offset to read; None while the client's reset policy decides. Raises PositionUnknown."""
+        """The next offset to read; None while the client's reset policy decides. Raises BadFilterSetting."""
         return self._of(partition).offset
 
     def began(self, partition: TopicPartition) -> int | None:
-        """Where this run began to read; None while that is not known. Raises PositionUnknown."""
+        """Where this run began to read; None while that is not known. Raises BadFilterSetting."""
         return self._of(partition).began
 
     def startpoint(self, partition: TopicPartition) -> int:
-        """The number of the startpoint that this run began with; 0 for none. Raises PositionUnknown."""
+        """The number of the startpoint that this run began with; 0 for none. Raises BadFilterSetting."""
         return self._of(partition).startpoint
 
     def due(self, now_ms: int) -> list[PendingCommit]:
@@ -212,7 +202,7 @@ class Assignment:
     def _of(self, partition: TopicPartition) -> _Partition:
         state = self._partitions.get(partition)
         if state is None:
-            raise PositionUnknown(*partition)
+            raise BadFilterSetting("partition", "{}-{}".format(*partition), "one that is assigned to this consumer")
         return state
 
     def _without(self, topic: str, numbers: set[int]) -> HighwaterMarks:
@@ -231,7 +221,6 @@ class Assignment:
 class PauseReason(Enum):
     """Why a partition is paused."""
 
-    CALLER = auto()
     UNLOADED = auto()
     STOPPED = auto()
 

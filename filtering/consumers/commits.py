@@ -23,14 +23,31 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from filtering.consumers.assignment import PendingCommit, TopicPartition
-from filtering.consumers.errors import CorruptPosition
-from filtering.errors import FilteringError
+from filtering.errors import BadFilterSetting, CorruptMarks, FilteringError
 from filtering.marks import HighwaterMarks
 
 METADATA_CHARACTERS_MAX = 4095  # and the NUL
 END = "\0"
 FORMAT_VERSION = 1
+NO_AUTO_COMMIT = (
+    "not for a filtering consumer: the client would commit positions by itself, without the marks that belong to them; "
+    "leave it out and call commit()"
+)
+_WHAT = "of a committed position; or seek, which begins with empty marks"
 _MARKS_BYTES_MAX = 64 << 20  # of one partition; what 4096 characters of a commit can inflate to is far below
+
+
+class CommitFailed(FilteringError):
+    """Positions are not committed, and nothing is lost: read on and commit again.
+
+    Partitions move between the group's members, or its coordinator does not answer. The next commit stores what this
+    one was to store, of the partitions that this consumer still has; the records of others come to their
+    current consumers.
+    """
+
+    def __init__(self, group: str, why: object) -> None:
+        super().__init__(f"the positions of group {group!r} are not committed ({why}): read on and commit again")
+        self.group, self.why = group, str(why)
 
 
 class Stored(NamedTuple):
@@ -72,6 +89,19 @@ class DeleteMarks(NamedTuple):
     stored: Stored
 
 
+def marks_topic_needed(call: ReadMarks | WriteMarks | DeleteMarks) -> BadFilterSetting:
+    """The refusal of a consumer that has no topic for marks."""
+    why = "needed: the marks of a committed position lie in one"
+    if isinstance(call, WriteMarks):
+        due = call.due
+        why = (
+            f"needed, a compacted topic: the marks of {due.topic}-{due.partition} ({len(due.marks)} pairs) take "
+            f"{call.characters} characters in the commit, the broker allows {METADATA_CHARACTERS_MAX} "
+            "(offset.metadata.max.bytes)"
+        )
+    return BadFilterSetting("marks_topic", None, why)
+
+
 class CommitPosition(NamedTuple):
     """One partition's part of a commit. `stored`: where its marks were written to, if they do not fit."""
 
@@ -89,12 +119,12 @@ class Commits:
     def read(
         self, partition: TopicPartition, offset: int | None, metadata: str | None
     ) -> Generator[ReadMarks, Any, CommittedPosition]:
-        """What a committed offset says, with its marks, wherever they lie. Raises CorruptPosition."""
+        """What a committed offset says, with its marks, wherever they lie. Raises CorruptMarks."""
         position = decode(metadata if offset is not None else None)
         if position.stored is None:
             return position
-        self._stored[partition] = position.stored
         marks: HighwaterMarks = yield ReadMarks(partition, position.stored)
+        self._stored[partition] = position.stored
         return position._replace(marks=marks)
 
     def of(self, due: Iterable[PendingCommit]) -> Generator[WriteMarks, Any, list[CommitPosition]]:
@@ -136,7 +166,7 @@ def encode(position: CommittedPosition) -> str:
 
 
 def decode(metadata: str | None) -> CommittedPosition:
-    """What `encode` wrote, whatever a client put behind it; NOTHING for metadata of others. Raises CorruptPosition."""
+    """What `encode` wrote, whatever a client put behind it; NOTHING for metadata of others. Raises CorruptMarks."""
     try:
         fields, _ = json.JSONDecoder().raw_decode(metadata or "")
     except ValueError:
@@ -144,10 +174,10 @@ def decode(metadata: str | None) -> CommittedPosition:
     if not isinstance(fields, dict) or "pushrep" not in fields:
         return NOTHING
     if fields["pushrep"] != FORMAT_VERSION:
-        raise CorruptPosition(f"format version {fields['pushrep']!r}, this release reads {FORMAT_VERSION}")
+        raise CorruptMarks(_WHAT, f"format version {fields['pushrep']!r}, this release reads {FORMAT_VERSION}")
     startpoint, stored, marks = fields.get("startpoint", 0), fields.get("stored"), fields.get("marks")
     if not isinstance(startpoint, int) or startpoint < 0:
-        raise CorruptPosition(f"startpoint {startpoint!r}")
+        raise CorruptMarks(_WHAT, f"startpoint {startpoint!r}")
     if stored is not None:
         return CommittedPosition(None, _stored(stored), startpoint)
     if marks is None:
@@ -155,7 +185,7 @@ def decode(metadata: str | None) -> CommittedPosition:
     try:
         packed = base64.b64decode(marks, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise CorruptPosition("its marks are no base64") from error
+        raise CorruptMarks(_WHAT, "its marks are no base64") from error
     return CommittedPosition(unpack_marks(packed), None, startpoint)
 
 
@@ -165,17 +195,15 @@ def pack_marks(marks: HighwaterMarks) -> bytes:
 
 
 def unpack_marks(packed: bytes) -> HighwaterMarks:
-    """What `pack_marks` wrote. Raises CorruptPosition."""
+    """What `pack_marks` wrote. Raises CorruptMarks."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(packed, _MARKS_BYTES_MAX)
         if not inflater.eof:
-            raise CorruptPosition("its marks end early, or are larger than marks can be")
+            raise CorruptMarks(_WHAT, "its marks end early, or are larger than marks can be")
         return HighwaterMarks.from_bytes(data)
     except zlib.error as error:
-        raise CorruptPosition(f"its marks can't be inflated: {error}") from error
-    except FilteringError as error:
-        raise CorruptPosition(str(error)) from error
+        raise CorruptMarks(_WHAT, f"its marks can't be inflated: {error}") from error
 
 
 def _stored(fields: object) -> Stored:
@@ -186,4 +214,4 @@ def _stored(fields: object) -> Stored:
         and isinstance(fields[2], str)
     ):
         return Stored(*fields)
-    raise CorruptPosition(f"stored {fields!r}")
+    raise CorruptMarks(_WHAT, f"stored {fields!r}")

@@ -10,7 +10,6 @@ cooperative and `group.protocol=consumer`.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -27,11 +26,13 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, T
 
 from filtering.consumers.assignment import FilterSettings, Spans
 from filtering.consumers.commits import (
-    METADATA_CHARACTERS_MAX,
+    NO_AUTO_COMMIT,
+    CommitFailed,
     CommitPosition,
     DeleteMarks,
     ReadMarks,
     WriteMarks,
+    marks_topic_needed,
 )
 from filtering.consumers.confluent_client import (
     REBALANCED,
@@ -45,7 +46,6 @@ from filtering.consumers.confluent_client import (
     missing_right,
     naming_rights,
 )
-from filtering.consumers.errors import NO_AUTO_COMMIT, CommitFailed, MarksTooLarge
 from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
@@ -62,22 +62,13 @@ from filtering.consumers.group_member import (
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.replay_filter import FilterCounts
-from filtering.retry import Failure, ask, ask_in_background
+from filtering.retry import Failure, ask
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 OnPartitions = Callable[["ReplayFilteredConsumer", list[TopicPartition]], None]
-OnCommit = Callable[[Exception | None], None]
-
-
-class _Commit(NamedTuple):
-    """What is being committed in another thread."""
-
-    positions: Sequence[CommitPosition]
-    on_commit: OnCommit | None
-    answer: "Future[object]"
 
 
 class ReplayFilteredConsumer(ClosedAtExit):
@@ -86,10 +77,10 @@ class ReplayFilteredConsumer(ClosedAtExit):
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
     travel, "key" or "header", or a function of the record that returns them, or None for a record that has no position.
     window, only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each
-    topic's own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. marks_topic: a
-    compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
-    store, by which an operator moves this group's partitions, when they are assigned and while they are read.
-    Raises BadFilterSetting, TtlTooShort, KafkaException.
+    topic's own is asked for, and the read of a topic that keeps records longer is refused. marks_topic: a compacted
+    topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their store, by
+    which an operator moves this group's partitions, when they are assigned and while they are read.
+    Raises BadFilterSetting, KafkaException.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -117,7 +108,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
         self._member = GroupMember(self._group, settings, startpoints, facts)
         own = self._member.failing_with(carrier) if callable(carrier) else None
         self._key_of = _of_records(own) if own else Message.key if carrier == "key" else carried_in_header
-        self._commit: _Commit | None = None
         self._in_transaction: Sequence[CommitPosition] = ()
         self._on_assign: OnPartitions | None = None
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
@@ -158,10 +148,10 @@ class ReplayFilteredConsumer(ClosedAtExit):
                 if on_revoke is not None:
                     on_revoke(self, partitions)
             finally:  # a commit that fails there must not make us commit for the next owner
-                self._end_commit_and_unassign(partitions)
+                self._release(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
-            self._end_commit_and_unassign(partitions)
+            self._release(partitions)
             if on_lost is not None:
                 on_lost(self, partitions)
 
@@ -169,7 +159,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
-        self._end_commit()
         self._forget(self._member.partitions)
         self._client.assign(_at(self._run(self._member.load(_names(partitions)))))
         self._run(self._member.pause_stopped())
@@ -218,46 +207,17 @@ class ReplayFilteredConsumer(ClosedAtExit):
         """Store, for every partition, the position behind what was yielded, with its marks.
 
         Raises CommitFailed while partitions move between members, or a coordinator does not answer for 60 s: read on
-        and commit again. Raises MarksTooLarge, MissingRight, KafkaException for what does not pass. After any of
-        them nothing is committed, and what follows the last commit is read again.
+        and commit again. Raises MissingRight, KafkaException for what does not pass, BadFilterSetting for marks that do
+        not fit. After any of them nothing is committed, and what follows the last commit is read again.
         """
-        self._end_commit()
         if positions := self._positions():
             self._store(positions)
             self._run(self._member.committed(positions))
 
-    def commit_async(self, on_commit: OnCommit | None = None) -> bool:
-        """Begin to commit as `commit` does, and return; False, and nothing is begun, while one is under way.
-
-        A later read, commit or `close` of this consumer calls `on_commit(None)`, or with what `commit` would raise;
-        without `on_commit` that is logged. Partitions do not go before it is over. Raises MarksTooLarge; marks that do
-        not fit beside an offset are written before this returns.
-        """
-        self._end_commit(wait=False)
-        if self._commit is not None:
-            return False
-        positions = self._positions()
-        answer: Future[object]
-        if positions:
-            answer = ask_in_background(lambda: self._store(positions), f"pushrep commits of {self._group}")
-        else:
-            answer = Future()
-            answer.set_result(None)
-        self._commit = _Commit(positions, on_commit, answer)
-        return True
-
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read nothing of these until `resume`, or until they go. Raises PositionUnknown for one that is not here."""
-        self._run(self._member.pause(_names(partitions)))
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these again. Raises PositionUnknown for one that is not here."""
-        self._run(self._member.resume(_names(partitions)))
-
     def position(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Where each is read next, which is what `commit` stores; OFFSET_INVALID where `auto.offset.reset` decides.
 
-        Raises PositionUnknown for one that is not read here.
+        Raises BadFilterSetting for one that is not read here.
         """
         found = [(one, self._member.assignment.position((one.topic, one.partition))) for one in partitions]
         return [
@@ -265,17 +225,12 @@ class ReplayFilteredConsumer(ClosedAtExit):
             for one, offset in found
         ]
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """What the group committed of each, OFFSET_INVALID for nothing; asks for 60 s. Raises KafkaException."""
-        return self._facts.committed(partitions)
-
     def send_to_transaction(self, producer: Any) -> None:
         """Let a transactional producer commit the positions, so that what it wrote and they are one transaction.
 
         Call it before `producer.commit_transaction()`, then `transaction_committed()`; after an aborted one call
         `transaction_aborted()`: every partition goes back to its committed position.
         """
-        self._end_commit()
         positions = self._in_transaction = self._positions()
         group, offsets = self._client.consumer_group_metadata(), _offsets(positions)
         ask(lambda left_s: producer.send_offsets_to_transaction(offsets, group, left_s), failure_of_transaction)
@@ -288,7 +243,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def transaction_aborted(self) -> None:
         """It is not: read again from the committed positions, with their marks."""
         self._in_transaction = ()
-        self._end_commit()
         self._run(self._member.back_to_committed())
 
     def seek(self, partition: TopicPartition) -> None:
@@ -296,17 +250,10 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
         After a refused batch all other partitions go back to their committed positions: the records after it are gone.
         """
-        self._end_commit()
         self._run(self._member.seek((partition.topic, partition.partition), partition.offset))
 
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
-        try:
-            self._end_commit()
-        finally:
-            self._close()
-
-    def _close(self) -> None:
         try:
             self._client.close()  # raises what `on_revoke` raises
         finally:
@@ -315,7 +262,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     def _check(self) -> None:
         """Raise why nothing can be read; load what could not be loaded; apply new startpoints."""
-        self._end_commit(wait=False)
         if self._member.failure is not None:  # its records are gone from the client: going on would lose them
             raise self._member.failure
         self._raise_missing()
@@ -347,22 +293,15 @@ class ReplayFilteredConsumer(ClosedAtExit):
         return None
 
     def _do_with_marks(self, call: ReadMarks | WriteMarks | DeleteMarks) -> object:
-        """Calls to the marks topic. Raises BadFilterSetting or MarksTooLarge if it is needed and was not given."""
-        topic = self._marks_topic
+        if (topic := self._marks_topic) is None:
+            raise marks_topic_needed(call)
         match call:
             case ReadMarks(partition, stored):
-                if topic is None:
-                    why = f"needed: the marks of {partition[0]}-{partition[1]} lie in one"
-                    raise BadFilterSetting("marks_topic", None, why)
                 return topic.read(partition, stored)
-            case WriteMarks(due, characters):
-                if topic is None:
-                    allowed = METADATA_CHARACTERS_MAX
-                    raise MarksTooLarge(due.topic, due.partition, characters, allowed, len(due.marks))
+            case WriteMarks(due):
                 return topic.write(self._group, (due.topic, due.partition), due.marks)
             case DeleteMarks(stored):
-                if topic is not None:
-                    topic.delete(stored)
+                topic.delete(stored)
         return None
 
     def _consumed(self, num_messages: int, timeout_s: float) -> list[Message]:
@@ -426,13 +365,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
         else:
             self._client.assign(starts)
 
-    def _end_commit_and_unassign(self, partitions: list[TopicPartition]) -> None:
-        try:
-            # Until these are revoked the client does not join again, so the commit counts under its present membership.
-            self._end_commit()
-        finally:
-            self._release(partitions)
-
     def _release(self, partitions: list[TopicPartition]) -> None:
         self._forget(_names(partitions))
         if self._is_incremental():
@@ -465,22 +397,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
             if error.args[0].code() in REBALANCED or failure_of(error) is not Failure.PERMANENT:
                 raise CommitFailed(self._group, error.args[0]) from error
             raise
-
-    def _end_commit(self, *, wait: bool = True) -> None:
-        """If an asynchronous commit is over, or is waited for: call back with its result."""
-        commit = self._commit
-        if commit is None or not (wait or commit.answer.done()):
-            return
-        error = commit.answer.exception()
-        self._commit = None
-        if error is None:
-            self._run(self._member.committed(commit.positions))
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        if commit.on_commit is not None:
-            commit.on_commit(error)
-        elif error is not None:
-            _LOG.warning("an asynchronous commit failed: %s", error)
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
         if paused := self._member.forget(partitions):  # the client remembers what is paused

@@ -21,10 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.commits import Stored, pack_marks, unpack_marks
-from filtering.consumers.errors import CorruptPosition
 from filtering.consumers.group_member import CommittedOffset, kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
-from filtering.errors import BadFilterSetting, MissingRight
+from filtering.errors import BadFilterSetting, CorruptMarks, MissingRight
 from filtering.marks import HighwaterMarks
 from filtering.retry import TIMEOUT_S, Failure, ask, ask_in_background
 
@@ -230,7 +229,7 @@ class ConfluentMarksTopic:
         return Stored(int(message.partition() or 0), int(message.offset() or 0), version)
 
     def read(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
-        """The marks of a version. Raises CorruptPosition."""
+        """The marks of a version. Raises CorruptMarks."""
         self._reader.assign([TopicPartition(self._topic, stored.partition, stored.offset)])
         try:
             message = self._first()
@@ -238,9 +237,9 @@ class ConfluentMarksTopic:
             self._reader.unassign()
         if message is None or message.key() != stored.version.encode() or not message.value():
             topic, number = partition
-            raise CorruptPosition(
-                f"{topic}-{number} names marks {stored.version!r} in topic {self._topic!r}, and they are not there: "
-                "restore that topic; or seek to a position, which begins with empty marks"
+            why = f"its marks {stored.version!r} are not in topic {self._topic!r}: restore that topic"
+            raise CorruptMarks(
+                f"of the committed position of {topic}-{number}; or seek, which begins with empty marks", why
             )
         return unpack_marks(bytes(message.value() or b""))
 

@@ -33,7 +33,6 @@ from filtering.consumers.assignment import (
     TopicPartition,
 )
 from filtering.consumers.commits import CommitPosition, Commits, DeleteMarks, ReadMarks, WriteMarks
-from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
 from filtering.replay_filter import check_ttl
 from filtering.retry import Failure
@@ -219,24 +218,7 @@ class GroupMember:
         """All that are assigned, whether they are read or not."""
         return {*self.assignment, *self.watcher.stopped, *self._pauses.of(PauseReason.UNLOADED)}
 
-    def check_assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise PositionUnknown for one that is not assigned."""
-        known = self.partitions
-        for partition in partitions:
-            if partition not in known:
-                raise PositionUnknown(*partition)
-
     # ---- reads
-
-    def pause(self, partitions: Sequence[TopicPartition]) -> Steps[None]:
-        """The caller wants nothing of these. Raises PositionUnknown."""
-        self.check_assigned(partitions)
-        yield from self._pause(PauseReason.CALLER, partitions)
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> Steps[None]:
-        """The caller wants them again. Raises PositionUnknown."""
-        self.check_assigned(partitions)
-        yield from self._resume(PauseReason.CALLER, partitions)
 
     def wait_s(self, left_s: float) -> float:
         """How long of `left_s` (below 0: for ever) the client may wait for records before something else is due."""
@@ -284,7 +266,7 @@ class GroupMember:
         return self._moved.get(partition, 0) > since
 
     def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:
-        """Go on there: with its marks at the committed position, else with none. Raises PositionUnknown.
+        """Go on there: with its marks at the committed position, else with none. Raises BadFilterSetting.
 
         After a refused batch all other partitions go back to their committed positions: the records after it are gone.
         """
@@ -335,7 +317,7 @@ class GroupMember:
     # ---- inside
 
     def _check_ttl(self, topics: Iterable[str]) -> Steps[None]:
-        """Raise TtlTooShort for one that keeps records longer than their marks."""
+        """Raise BadFilterSetting for one that keeps records longer than their marks."""
         if self._settings.ttl_s is None or self._settings.retention_ms is not None:
             return
         for topic in sorted(set(topics) - self._ttl_checked):

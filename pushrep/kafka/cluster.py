@@ -18,9 +18,9 @@ import asyncio
 import random
 import socket
 import struct
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, CloseReason
@@ -35,9 +35,10 @@ from aiokafka.util import wait_for
 from filtering import MissingRight
 from pushrep.kafka.answers import Code
 from pushrep.kafka.destination import KafkaDestination, Token
-from pushrep.kafka.errors import KafkaRightMissing, KafkaUnreachable, ShippingError, TopicMissing
+from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
 from pushrep.records.model import Buffer
 
+_T = TypeVar("_T")
 _SIZE = struct.Struct(">i")
 _LARGE_BYTES = 16 << 10  # below, a copy is cheaper than a call of the system
 _SEND_BUFFER_BYTES = 4 << 20
@@ -102,21 +103,18 @@ _TRANSACTIONS = 1
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
 _CLOSE_S = 1.0
-UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError)
-"""What a connection raises when its broker does not answer, or not in Kafka's language."""
+UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError, KafkaUnreachable)
+"""What is raised when a broker does not answer, not in Kafka's language, or with an error that may pass."""
 
 
-class BrokerError(ShippingError):
-    """A broker answered with a retriable error: ask again after a pause."""
-
-    def __init__(self, what: str, error_code: int) -> None:
-        super().__init__(f"{what}: {Code.name_of(error_code)}")
-        self.error_code = error_code
+def broker_refused(what: str, error_code: int) -> KafkaUnreachable:
+    """A broker answered with an error that may pass."""
+    return KafkaUnreachable(Code.name_of(error_code), what, error_code)
 
 
-def right_missing(operation: str, resource: str, name: str, error_code: int) -> KafkaRightMissing:
+def right_missing(operation: str, resource: str, name: str, error_code: int) -> KafkaUnreachable:
     """As `MissingRight` names it."""
-    return KafkaRightMissing(str(MissingRight(operation, resource, name, Code.name_of(error_code))))
+    return KafkaUnreachable(str(MissingRight(operation, resource, name, Code.name_of(error_code))), "Kafka refuses")
 
 
 class PartitionBounds(NamedTuple):
@@ -150,7 +148,7 @@ class Cluster:
             if error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise TopicMissing(topic)
             if error_code:
-                raise BrokerError(f"metadata of topic {topic}", error_code)
+                raise broker_refused(f"metadata of topic {topic}", error_code)
             self.partitions = len(partitions)
             self.leaders = {one[1]: one[2] for one in partitions if one[2] >= 0}
 
@@ -177,36 +175,38 @@ class Cluster:
         """Close the connection: a late answer would be taken for the answer to a later request."""
         found = self._connections.pop(node, None)
         if found is not None:
-            self._left = [one for one in self._left if not one.done()] + [self._leave(found)]
+            self._leave(found)
 
     async def init_producer_id(self) -> tuple[int, int]:
-        """A new producer id and its epoch. Raises as `refresh`, BrokerError, KafkaRightMissing."""
+        """A new producer id and its epoch. Raises KafkaUnreachable."""
         response = await self._ask_any(InitProducerIdRequest(None, -1))
         if response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED:  # the right to write to any topic is enough
             raise right_missing("WRITE", "topic", self._topic, response.error_code)
         if response.error_code:
-            raise BrokerError("a producer id", response.error_code)
+            raise broker_refused("a producer id", response.error_code)
         return response.producer_id, response.producer_epoch
 
     async def bounds(self, partition: int) -> PartitionBounds:
-        """The readable range of a partition now. Raises BrokerError and what UNREACHABLE names."""
-        return PartitionBounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
+        """The readable range of a partition now. Raises what UNREACHABLE names."""
+        start = (await self._offsets([partition], _EARLIEST))[partition]
+        return PartitionBounds(start, (await self.ends([partition]))[partition])
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
         """The end offsets of many partitions; one request a broker. Raises as `bounds`."""
+        return await self._offsets(partitions, _LATEST)
 
+    async def _offsets(self, partitions: Iterable[int], which: int) -> dict[int, int]:
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, int]:
-            asked = [(partition, _LATEST) for partition in of_node]
+            asked = [(partition, which) for partition in of_node]
             response = await self.ask(node, OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, asked)]))
             found = {}
             for partition, error_code, _, offset in response.topics[0][1]:
                 if error_code:
-                    raise BrokerError(f"the end of {self._topic}-{partition}", error_code)
+                    raise broker_refused(f"the end of {self._topic}-{partition}", error_code)
                 found[partition] = int(offset)
             return found
 
-        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
-        return {partition: offset for answer in answers for partition, offset in answer.items()}
+        return await self._of_brokers(ask, partitions)
 
     async def fetch(self, partition: int, offset: int, size_bytes: int = _FETCH_BYTES) -> bytes:
         """Batches from the one that holds `offset` on, the last one perhaps cut off. Raises as `bounds`."""
@@ -226,18 +226,17 @@ class Cluster:
                 if one[1] == Code.TOPIC_AUTHORIZATION_FAILED:
                     raise right_missing("READ", "topic", self._topic, one[1])
                 if one[1]:
-                    raise BrokerError(f"reading {self._topic}-{one[0]} from offset {offsets[one[0]]}", one[1])
+                    raise broker_refused(f"reading {self._topic}-{one[0]} from offset {offsets[one[0]]}", one[1])
                 found[one[0]] = bytes(one[-1] or b"")
             return found
 
-        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(offsets).items()))
-        return {partition: data for answer in answers for partition, data in answer.items()}
+        return await self._of_brokers(ask, offsets)
 
     async def find_coordinator(self, transactional_id: str) -> int:
-        """The transaction coordinator of this transactional id. Raises as `refresh`, BrokerError."""
+        """The transaction coordinator of this transactional id. Raises KafkaUnreachable."""
         response = await self._ask_any(FindCoordinatorRequest(transactional_id, _TRANSACTIONS))
         if response.error_code:
-            raise BrokerError(f"the coordinator of transactional id {transactional_id}", response.error_code)
+            raise broker_refused(f"the coordinator of transactional id {transactional_id}", response.error_code)
         self._addresses[response.coordinator_id] = (response.host, response.port)
         return int(response.coordinator_id)
 
@@ -259,35 +258,29 @@ class Cluster:
         """Close every connection, and wait a moment for that."""
         for task in self._connecting.values():
             task.cancel()
-        closing = [self._leave(one) for one in self._connections.values()] + self._left
-        self._connections, self._left = {}, []
-        if closing:
-            await asyncio.wait(closing, timeout=_CLOSE_S)
+        for node in list(self._connections):
+            self.drop(node)
+        if self._left:
+            await asyncio.wait(self._left, timeout=_CLOSE_S)
 
-    def _leave(self, connection: Connection) -> "asyncio.Future[None]":
-        """Close it; done when its socket is."""
-        done: asyncio.Future[None] = connection.close(reason=CloseReason.SHUTDOWN)
-        return done
+    def _leave(self, connection: Connection) -> None:
+        closed: asyncio.Future[None] = connection.close(reason=CloseReason.SHUTDOWN)
+        self._left = [*(one for one in self._left if not one.done()), closed]
 
-    async def _offset(self, partition: int, which: int) -> int:
-        request = OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, [(partition, which)])])
-        response = await self._ask_leader(partition, request)
-        _, error_code, _, offset = response.topics[0][1][0]
-        if error_code:
-            raise BrokerError(f"the end of {self._topic}-{partition}", error_code)
-        return int(offset)
-
-    async def _ask_leader(self, partition: int, request: Any) -> Any:
-        (node,) = self._by_leader([partition])
-        return await self.ask(node, request)
+    async def _of_brokers(
+        self, ask: Callable[[int, Iterable[int]], Awaitable[dict[int, _T]]], partitions: Iterable[int]
+    ) -> dict[int, _T]:
+        """What `ask` gives for each leading broker and its partitions, as one."""
+        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
+        return {partition: found for answer in answers for partition, found in answer.items()}
 
     def _by_leader(self, partitions: Iterable[int]) -> dict[int, list[int]]:
-        """The partitions by their leading broker. Raises BrokerError for one without a known leader."""
+        """The partitions by their leading broker. Raises KafkaUnreachable for one without a known leader."""
         found: dict[int, list[int]] = {}
         for partition in partitions:
             node = self.leaders.get(partition)
             if node is None:
-                raise BrokerError(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
+                raise broker_refused(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
             found.setdefault(node, []).append(partition)
         return found
 
@@ -309,15 +302,12 @@ class Cluster:
             host, _, port = server.strip().rpartition(":")
             try:
                 connection = await self._connect(host.strip("[]"), int(port))
+                try:
+                    return await connection.send(request)
+                finally:
+                    self._leave(connection)
             except UNREACHABLE as error:
                 failure = error
-                continue
-            try:
-                return await connection.send(request)
-            except UNREACHABLE as error:
-                failure = error
-            finally:
-                self._left = [one for one in self._left if not one.done()] + [self._leave(connection)]
         raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
 
     async def _connect(self, host: str, port: int) -> Connection:
@@ -332,16 +322,15 @@ class Cluster:
             sasl_mechanism=destination.sasl_mechanism,
             sasl_plain_username=destination.sasl_username,
             sasl_plain_password=destination.sasl_password,
-            sasl_oauth_token_provider=None if destination.sasl_oauth_token is None else _Tokens(destination),
+            sasl_oauth_token_provider=None if (token := destination.sasl_oauth_token) is None else _Tokens(token),
         )
         await made.connect()
         return made
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types
-    def __init__(self, destination: KafkaDestination) -> None:
-        assert destination.sasl_oauth_token is not None, "OAUTHBEARER was checked to have it"
-        self._token: Token = destination.sasl_oauth_token
+    def __init__(self, token: Token) -> None:
+        self._token = token
 
     async def token(self) -> str:
         text, _ = await asyncio.get_running_loop().run_in_executor(None, self._token)

@@ -117,7 +117,7 @@ class KafkaDestination:
         """For asyncio; None without TLS. Raises OSError, `ssl.SSLError` for files that are no certificates."""
         if not self.uses_tls:
             return None
-        context = ssl.create_default_context(cafile=_text(self.ssl_cafile))
+        context = ssl.create_default_context(cafile=self.ssl_cafile)
         context.check_hostname = self.ssl_check_hostname
         if self.ssl_certfile is not None:
             context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
@@ -125,34 +125,23 @@ class KafkaDestination:
 
     def librdkafka_settings(self) -> dict[str, Any]:
         """The same as confluent-kafka spells it."""
-        settings = {
-            "bootstrap.servers": self.bootstrap_servers,
-            "client.id": self.client_id,
-            "security.protocol": self.security_protocol,
-            "socket.timeout.ms": max(10, min(self.request_timeout_ms, 300_000)),
-            "sasl.mechanism": self.sasl_mechanism,
-            "sasl.username": self.sasl_username,
-            "sasl.password": self.sasl_password,
-            "ssl.ca.location": _text(self.ssl_cafile),
-            "ssl.certificate.location": _text(self.ssl_certfile),
-            "ssl.key.location": _text(self.ssl_keyfile),
-            "ssl.key.password": self.ssl_keyfile_password,
-        }
+        settings = {_SERVERS: self.bootstrap_servers, **{name: getattr(self, _FIELDS[name]) for name in _LIBRDKAFKA}}
+        settings["socket.timeout.ms"] = max(10, min(self.request_timeout_ms, 300_000))
         if self.uses_tls and not self.ssl_check_hostname:
             settings["ssl.endpoint.identification.algorithm"] = "none"
         if self.sasl_oauth_token is not None:
             token = self.sasl_oauth_token
             settings["oauth_cb"] = lambda _: token()
-        return {name: value for name, value in settings.items() if value is not None}
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in settings.items()
+            if value is not None
+        }
 
 
 def _is_address(text: str) -> bool:
     host, colon, port = text.strip().rpartition(":")
     return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16)
-
-
-def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 _SERVERS = "bootstrap.servers"
@@ -171,6 +160,7 @@ _FIELDS = {
     "retry.backoff.ms": "retry_backoff_ms",
     "retry.backoff.max.ms": "retry_backoff_max_ms",
 }
+_LIBRDKAFKA = _FIELDS.keys() - {"sasl.mechanisms", "request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms"}
 
 
 def destination_of(bootstrap_servers: str, topic: str | None, file: Path | None) -> KafkaDestination:

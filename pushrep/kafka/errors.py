@@ -76,30 +76,6 @@ def _size(value: bytes | None) -> str:
     return "null" if value is None else f"{len(value)} bytes"
 
 
-class RebaseRefused(ShippingError):
-    """Records with the caller's own metadata (`metadata=`) can't be appended again under another PID.
-
-    `offset` is the first of `count` in `partition`. Nothing was changed. Let their source append them again, and skip
-    these: pushrep outbox skip.
-    """
-
-    def __init__(self, partition: int, offset: int, count: int, metadata: str) -> None:
-        super().__init__(
-            f"{count} records of partition {partition}, the first at offset {offset}, are not in the topic and carry "
-            f"the caller's own metadata ({metadata}), which they would lose: let their source append them again, and "
-            "give these up (pushrep outbox skip)"
-        )
-        self.partition, self.offset, self.count = partition, offset, count
-
-
-class RebaseUnfinished(ShippingError):
-    """`pushrep outbox rebase` was interrupted. Nothing is shipped before it has run again, to its end."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(f"a rebase was interrupted: stop the service, then again: pushrep outbox rebase {directory}")
-        self.directory = directory
-
-
 class TopicLostRecords(ShippingError):
     """The topic has lost records that it had acknowledged, for example by an unclean leader election.
 
@@ -183,28 +159,15 @@ class OutboxTakenOver(ShippingError):
 
 
 class BeginsAnew(ShippingError):
-    """The session's knowledge of the topic may be wrong: the next session reads what the topic holds."""
-
-
-class PartitionCountNotStored(ShippingError):
-    """Too few members have stored yet how many partitions are used; this is retried."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"how many partitions are used is not kept by enough members yet: {why}")
-        self.why = why
+    """The session can't go on as it is, for example since what it knows of the topic may be wrong: begin another."""
 
 
 class KafkaUnreachable(ShippingError):
-    """No broker answered. The service goes on, and its records are sent later."""
+    """Kafka does not do now what it was asked. The service goes on, and its records are sent later.
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"Kafka can't be reached: {why}")
-        self.why = why
+    error_code: the broker's, as in `answers.Code`; None: no broker answered. says: what failed, for the message.
+    """
 
-
-class KafkaRightMissing(KafkaUnreachable):
-    """Kafka's authorizer refused: grant the right that `why` names. The service goes on meanwhile."""
-
-    def __init__(self, why: str) -> None:
-        ShippingError.__init__(self, f"Kafka refuses: {why}")
-        self.why = why
+    def __init__(self, why: str, says: str = "Kafka can't be reached", error_code: int | None = None) -> None:
+        super().__init__(f"{says}: {why}")
+        self.why, self.error_code = why, error_code

@@ -12,18 +12,18 @@ renewal is due at a quarter of `transactional.id.expiration.ms`, before the coor
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from aiokafka.errors import IncompatibleBrokerVersion
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from pushrep.env import Clock
 from pushrep.kafka import fence_rules as core
 from pushrep.kafka.answers import Code
-from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, right_missing
+from pushrep.kafka.cluster import UNREACHABLE, Cluster, broker_refused, right_missing
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import BeginsAnew, DestinationRefused, OutboxTakenOver
+from pushrep.kafka.errors import BeginsAnew, DestinationRefused, KafkaUnreachable, OutboxTakenOver
 from pushrep.kafka.fence_rules import (
     CoordinatorReaction,
     Effect,
@@ -35,10 +35,10 @@ from pushrep.kafka.fence_rules import (
 )
 from pushrep.kafka.recovery import backoff_of, in_thread
 from pushrep.kafka.requests import (
-    AbortTxn,
-    AbortTxnAndBumpEpoch,
-    AskFeatures,
-    InitProducerId,
+    ASK_FEATURES,
+    END_TXN_AND_BUMP_EPOCH,
+    INIT_PRODUCER_ID,
+    Ask,
     transaction_version_of,
 )
 from pushrep.kafka.resume import whole_batches
@@ -58,27 +58,8 @@ _NOT_DRAINED_MS = 30_000  # how long other partitions wait at most for one that 
 _LATER_MS = 600_000
 
 
-class Leadership(Protocol):
-    """Decides whether this instance of an outbox may ship."""
-
-    @property
-    def has_members(self) -> bool:
-        """Whether there are members to ask."""
-        ...
-
-    def is_newest(self) -> bool:
-        """Ask whether min_insync_replicas members, this one counted, answer and none has a newer grant. Blocks."""
-        ...
-
-
-class AloneLeadership:
-    """For an outbox without other members."""
-
-    has_members = False
-
-    def is_newest(self) -> bool:
-        """False: there is nobody to ask."""
-        return False
+Leads = Callable[[], bool]
+"""Asks whether min_insync_replicas members, this one counted, answer and none has a newer grant. Blocks."""
 
 
 def transactional_id(outbox_id: str, topic_id: UUID, copy_id: str | None = None) -> str:
@@ -90,18 +71,21 @@ UntilDone = Callable[[Callable[[], Awaitable[Event]]], Awaitable[Event]]
 
 
 class Fencing:
-    """The fences of one opening of an outbox, one for each id of its topic. copy_id: as for `transactional_id`."""
+    """The fences of one opening of an outbox, one for each id of its topic.
+
+    copy_id: as for `transactional_id`. leads: whether this instance leads; None: it has no members to ask.
+    """
 
     def __init__(
         self,
         destination: KafkaDestination,
         outbox_id: str,
         copy_id: str | None,
-        leadership: Leadership,
+        leads: Leads | None,
         clock: Clock,
     ) -> None:
         self._destination, self._outbox_id, self._copy_id = destination, outbox_id, copy_id
-        self._leadership, self._clock = leadership, clock
+        self._leads, self._clock = leads, clock
         self._fences: dict[UUID, Fence] = {}
         self.newest: Fence | None = None
         """The fence of the present topic; None before it was seen, and without fencing."""
@@ -109,7 +93,7 @@ class Fencing:
     @property
     def asks_again(self) -> bool:
         """Whether members may confirm later that this instance leads, although another has taken over."""
-        return self._leadership.has_members
+        return self._leads is not None
 
     def driver(
         self, facts: TopicFacts, cluster: Cluster, until_done: UntilDone, *, has_shipped: bool
@@ -118,11 +102,11 @@ class Fencing:
         mode = self._destination.fence
         if mode == "off":
             return None
-        new = Fence(self._leadership.has_members, is_required=mode == "required", has_shipped=has_shipped)
+        new = Fence(self._leads is not None, is_required=mode == "required", has_shipped=has_shipped)
         self.newest = self._fences.setdefault(facts.topic_id, new)
         name = transactional_id(self._outbox_id, facts.topic_id, self._copy_id)
         given = self._destination, facts, cluster, until_done, self._clock
-        return FenceDriver(self.newest, name, self._leadership, *given)
+        return FenceDriver(self.newest, name, self._leads, *given)
 
 
 class FenceDriver:
@@ -132,14 +116,14 @@ class FenceDriver:
         self,
         fence: Fence,
         name: str,
-        leadership: Leadership,
+        leads: Leads | None,
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
         until_done: UntilDone,
         clock: Clock,
     ) -> None:
-        self._fence, self._name, self._leadership, self._destination = fence, name, leadership, destination
+        self._fence, self._name, self._leads, self._destination = fence, name, leads, destination
         self._facts, self._cluster, self._until_done, self._clock = facts, cluster, until_done, clock
         self._transaction_ms = _TRANSACTION_MS_MAX
         self._coordinator: int | None = None
@@ -237,12 +221,13 @@ class FenceDriver:
             case core.ReadMarkers(producer):
                 return await self._read_markers(producer)
             case core.AskMembers():
-                return core.MembersAnswered(await in_thread(self._leadership.is_newest))
+                assert self._leads is not None, "without members nobody is asked"
+                return core.MembersAnswered(await in_thread(self._leads))
         raise AssertionError(f"{effect} is the session's")
 
     async def _init(self, named: ProducerId) -> Event:
         while True:
-            answer = await self._ask(InitProducerId(self._name, self._transaction_ms, *named))
+            answer = await self._ask(Ask(INIT_PRODUCER_ID, self._name, self._transaction_ms, *named))
             if answer is not CoordinatorReaction.SHORTER:
                 break
             self._transaction_ms //= 2
@@ -253,11 +238,12 @@ class FenceDriver:
         return core.Given(ProducerId(answer.producer_id, answer.producer_epoch))
 
     async def _abort(self, producer: ProducerId) -> Event:
-        features = await self._ask(AskFeatures())
+        features = await self._ask(ASK_FEATURES)
         if isinstance(features, _BAD):
             return features
         bumps_epoch = transaction_version_of(features) >= 2
-        answer = await self._ask((AbortTxnAndBumpEpoch if bumps_epoch else AbortTxn)(self._name, *producer))
+        aborted = self._name, *producer, False
+        answer = await self._ask(Ask(END_TXN_AND_BUMP_EPOCH, *aborted) if bumps_epoch else EndTxnRequest(*aborted))
         if isinstance(answer, _BAD):
             return answer
         return core.Ended(ProducerId(answer.producer_id, answer.producer_epoch) if bumps_epoch else None)
@@ -267,7 +253,7 @@ class FenceDriver:
         while self._unmarked:
             try:
                 found = await self._cluster.fetch_many(self._unmarked)
-            except BrokerError as error:
+            except KafkaUnreachable as error:
                 if error.error_code == Code.OFFSET_OUT_OF_RANGE:
                     raise BeginsAnew(f"{self._facts.topic} lost its end: {error}") from error
                 raise
@@ -292,7 +278,7 @@ class FenceDriver:
     async def _ask(self, request: Any) -> Any:
         """The coordinator's answer, or for a refusal the event FenceRefused or NotAllowed, or SHORTER.
 
-        Raises BrokerError and what UNREACHABLE names.
+        Raises what UNREACHABLE names.
         """
         code: int = Code.NONE
         for _ in range(_SOON_TRIES):
@@ -315,7 +301,7 @@ class FenceDriver:
                         return core.NotAllowed(f"the brokers don't make {_TRANSACTIONS_TOPIC}: {_TOO_FEW_BROKERS}")
                     break
             await asyncio.sleep(_SOON_MS / 1000)
-        raise BrokerError(f"transactional id {self._name}", code)
+        raise broker_refused(f"transactional id {self._name}", code)
 
     async def _has_no_transactions(self) -> bool:
         """Whether the brokers' transaction topic has been missing for so long that it can't be made.
@@ -343,9 +329,9 @@ class FenceDriver:
             if self._coordinator is None:
                 self._coordinator = await self._cluster.find_coordinator(self._name)
             answer = await self._cluster.ask(self._coordinator, request)
-        except BrokerError as error:
-            return error.error_code, None
-        except UNREACHABLE:
+        except UNREACHABLE as error:
+            if isinstance(error, KafkaUnreachable) and error.error_code is not None:
+                return error.error_code, None
             self._coordinator = None
             raise
         return _error_code_of(answer), answer

@@ -20,7 +20,7 @@ atomically, under the directory's lock. Format: docs/internals/formats/destinati
 
 OffsetRanges is a set of offsets, kept as ascending half-open ranges: a million consecutive offsets are one pair.
 
-How many partitions of a topic are used is stored by every member of an outbox, too (FixedPartitionCounts), because the
+How many partitions of a topic are used is stored by every member of an outbox, too (sink.PartitionCounts), because the
 file is on one disk only. Else the next leader, or a directory that lost the file, would fix the number anew, and in a
 topic that grew meanwhile one pair would get into two partitions.
 """
@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pushrep.env import Filesystem, read_whole, write_atomic
@@ -311,31 +311,8 @@ def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
     return {int(number): value for number, value in fields.items()}
 
 
-class FixedPartitionCounts(Protocol):
-    """Stores the partition counts of each PID epoch, oldest first, by the topic's id."""
-
-    def known(self, topic_id: UUID) -> tuple[int, ...]:
-        """The members' counts; empty for a topic that was never shipped to."""
-        ...
-
-    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Store the counts on enough members' disks, and wait for that. Raises PartitionCountNotStored."""
-        ...
-
-
-class OwnPartitionCounts:
-    """For an outbox without other members: destinations.json alone."""
-
-    def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
-        """Nothing beside the file."""
-        return ()
-
-    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Nothing to do."""
-
-
 def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
-    """How many of a topic's `partitions` are used if that is not fixed in the file; known: of FixedPartitionCounts.
+    """How many of a topic's `partitions` are used if that is not fixed in the file; known: the members' counts.
 
     Raises DestinationRefused for several counts, because nothing says at which offsets each began.
     """

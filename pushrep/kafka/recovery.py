@@ -19,19 +19,18 @@ held, contested                                       ─▶   what a rebase app
 
 import asyncio
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from filtering import StreamMetadata
-from filtering.retry import Backoff, RetryPolicy
+from filtering.retry import Backoff, RetryPolicy, ask_in_background
 from pushrep.env import Clock
 from pushrep.kafka.answers import AnswerReaction, Code
-from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, PartitionBounds, right_missing
+from pushrep.kafka.cluster import UNREACHABLE, Cluster, PartitionBounds, broker_refused, right_missing
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
     BeginsAnew,
@@ -106,17 +105,13 @@ class ShippingRecovery:
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
 
-    async def new_producer_id(self) -> tuple[int, int]:
-        """Raises BrokerError, KafkaUnreachable."""
-        return await self._cluster.init_producer_id()
-
     async def until_done(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Retry `what` until it succeeds. Raises errors that are not retriable."""
         failures = 0
         while True:
             try:
                 return await what()
-            except (*UNREACHABLE, BrokerError, KafkaUnreachable) as error:
+            except UNREACHABLE as error:
                 self._state.set_trouble(str(error) or repr(error))
                 failures += 1
                 await self._pause(failures)
@@ -127,8 +122,48 @@ class ShippingRecovery:
 
         Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, BeginsAnew.
         """
-        if sources:
-            await self._match(partition, sources)
+        if not sources:
+            return
+        state, topic = self._state, self._facts.topic
+        unreadable = _unproved(sources)
+        bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        known = known_offset(sources, bounds)
+        newest = max(source.destination_offset for source in sources)
+        lost = partition in state.went_back
+        if newest > bounds.end:
+            lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
+            bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        lost = lost or not await self._holds_newest(partition, sources)
+        if lost or known < 0:
+            at = bounds.start
+        else:
+            at = max(bounds.start, known)
+            if known < bounds.start:
+                state.head_was_cut(f"{topic}-{partition}", known, bounds.start)
+        for source in sources:
+            source.rewind()
+        logs = [source.log for source in state.sources.values()]
+        starts = {
+            source.partition: self._first_offset(source, lost=lost)
+            for source in sources
+            if source.partition not in unreadable
+        }
+        skipped = {number: source.skipped for number, source in state.sources.items()}
+        matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
+        end = await read_partition(self._cluster, self.until_done, partition, at, matching.match_batch)
+        unreadable = matching.unreadable | unreadable
+        whole = [source for source in sources if source.partition not in unreadable]
+        if lost:
+            await self.until_done(self._look_at_topic)  # raises if it was made again: no loss
+            self._check_lost(whole, matching)
+            if len(whole) == len(sources):
+                state.went_back.discard(partition)  # only records of others were lost at its end
+        for source in whole:
+            self._advance(source, matching.next_offsets[source.partition], end)
+            source.newest = matching.newest.get(source.partition, source.newest)
+            source.rewind()
+        for source in sources:
+            self._stop_unread(source, unreadable.get(source.partition))
 
     async def read_others(self, partition: int) -> None:
         """Compare records that others wrote between ours with the logs. Raises OutboxDiverged, DestinationAhead."""
@@ -190,7 +225,7 @@ class ShippingRecovery:
             self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
         except DestinationRefused as error:
             self._fail(error)
-        except (KafkaUnreachable, TopicReplaced, TopicMissing, BrokerError) as error:
+        except (*UNREACHABLE, TopicReplaced, TopicMissing) as error:
             _LOG.info("%s", error)  # the next batch's answer will decide
 
     async def _resync(self, pipeline: Pipeline, sources: Sequence[ShippedPartition]) -> None:
@@ -198,7 +233,7 @@ class ShippingRecovery:
         for source in sources:
             source.in_flight = 0
         await self.resume(pipeline.partition, sources)
-        producer = await self.until_done(self.new_producer_id)
+        producer = await self.until_done(self._cluster.init_producer_id)
         pipeline.begin(*producer)
 
     def _take_back(self, pipeline: Pipeline, first: SentBatch) -> None:
@@ -213,48 +248,6 @@ class ShippingRecovery:
         self.size_max_bytes = self._facts.max_message_bytes
         if refused_bytes <= self.size_max_bytes:
             self.size_max_bytes = max(1, refused_bytes // 2)
-
-    async def _match(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        state, topic = self._state, self._facts.topic
-        unreadable = _unproved(sources)
-        bounds = await self.until_done(lambda: self._cluster.bounds(partition))
-        known = known_offset(sources, bounds)
-        newest = max(source.destination_offset for source in sources)
-        lost = partition in state.went_back
-        if newest > bounds.end:
-            lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
-            bounds = await self.until_done(lambda: self._cluster.bounds(partition))
-        lost = lost or not await self._holds_newest(partition, sources)
-        if lost or known < 0:
-            at = bounds.start
-        else:
-            at = max(bounds.start, known)
-            if known < bounds.start:
-                state.head_was_cut(f"{topic}-{partition}", known, bounds.start)
-        for source in sources:
-            source.rewind()
-        logs = [source.log for source in state.sources.values()]
-        starts = {
-            source.partition: self._first_offset(source, lost=lost)
-            for source in sources
-            if source.partition not in unreadable
-        }
-        skipped = {number: source.skipped for number, source in state.sources.items()}
-        matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
-        end = await read_partition(self._cluster, self.until_done, partition, at, matching.match_batch)
-        unreadable = matching.unreadable | unreadable
-        whole = [source for source in sources if source.partition not in unreadable]
-        if lost:
-            await self.until_done(self._look_at_topic)  # raises if it was made again: no loss
-            self._check_lost(whole, matching)
-            if len(whole) == len(sources):
-                state.went_back.discard(partition)  # only records of others were lost at its end
-        for source in whole:
-            self._advance(source, matching.next_offsets[source.partition], end)
-            source.newest = matching.newest.get(source.partition, source.newest)
-            source.rewind()
-        for source in sources:
-            self._stop_unread(source, unreadable.get(source.partition))
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
         """Stop the log with `error` until it is known what the topic holds of it; None: let it go on."""
@@ -299,28 +292,28 @@ class ShippingRecovery:
     async def check_topic(self, known_ends: Mapping[int, int]) -> None:
         """Check the topic's settings, and that its partitions still reach `known_ends`.
 
-        Does nothing if no broker answers now. Raises DestinationRefused, TopicReplaced, TopicMissing; BrokerError
-        for a partition that ends below: the session then begins anew and finds out what is lost.
+        Does nothing if no broker answers now. Raises DestinationRefused, TopicReplaced, TopicMissing;
+        KafkaUnreachable for a partition that ends below: the session then begins anew and finds out what is lost.
         """
         try:
             self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
             below = await self._below(known_ends)
-        except (*UNREACHABLE, KafkaUnreachable, BrokerError) as error:
+        except UNREACHABLE as error:
             _LOG.info("the topic can't be looked at now: %r", error)
-            with suppress(*UNREACHABLE, KafkaUnreachable, BrokerError):
+            with suppress(*UNREACHABLE):
                 await self._cluster.refresh()  # without batches to send, only this shows a new leader
             return
         for partition in below:
             raise self.went_back(partition)
 
     async def _below(self, known_ends: Mapping[int, int]) -> list[int]:
-        """Partitions that end below their known end. Raises BrokerError and what UNREACHABLE names."""
+        """Partitions that end below their known end. Raises what UNREACHABLE names."""
         ends = await self._cluster.ends(known_ends)
         doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
 
     async def check_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Raise BrokerError, as `check_topic`, if the leader lacks the newest acknowledged record."""
+        """Raise KafkaUnreachable, as `check_topic`, if the leader lacks the newest acknowledged record."""
         if not await self._holds_newest(partition, sources):
             raise self.went_back(partition)
 
@@ -340,7 +333,7 @@ class ShippingRecovery:
             data = b""
             try:  # first: usually the record is there, and this is the only request
                 data = await self._cluster.fetch(partition, at, _ONE_BATCH)
-            except BrokerError as error:
+            except KafkaUnreachable as error:
                 if error.error_code != Code.OFFSET_OUT_OF_RANGE:
                     raise
             if data:
@@ -348,7 +341,7 @@ class ShippingRecovery:
             bounds = await self._cluster.bounds(partition)
             if not bounds.start <= at < bounds.end:
                 return at < bounds.start or await self._confirmed_end(partition, at + 1) > at
-            raise BrokerError(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
+            raise broker_refused(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
 
         async with self._few_at_a_time:
             return await self.until_done(look)
@@ -357,10 +350,10 @@ class ShippingRecovery:
         """Mark the partitions that end below their known end; `resume` then finds what they lost."""
         self._state.went_back.update(await self.until_done(lambda: self._below(known_ends)))
 
-    def went_back(self, partition: int) -> BrokerError:
+    def went_back(self, partition: int) -> KafkaUnreachable:
         """Mark the partition, and return the error that ends the session; the next one reads it from its start."""
         self._state.went_back.add(partition)
-        return BrokerError(
+        return broker_refused(
             f"{self._facts.topic}-{partition} ends below what it had acknowledged", Code.OFFSET_OUT_OF_RANGE
         )
 
@@ -371,7 +364,7 @@ class ShippingRecovery:
         for left in range(_LOOKS_AT_END, 0, -1):
             try:
                 end = (await self._cluster.bounds(partition)).end
-            except BrokerError as error:
+            except KafkaUnreachable as error:
                 _LOG.info("%s", error)
                 end = -1
             if end >= known or left == 1:
@@ -394,7 +387,7 @@ class ShippingRecovery:
     async def _refresh(self) -> None:
         try:
             await self._cluster.refresh()
-        except (KafkaUnreachable, BrokerError) as error:
+        except KafkaUnreachable as error:
             self._state.set_trouble(str(error))
         await self._pause(1)
 
@@ -441,7 +434,7 @@ async def read_partition(
         nonlocal at
         try:
             return await cluster.fetch(partition, at)
-        except BrokerError as error:
+        except KafkaUnreachable as error:
             if error.error_code == Code.OFFSET_OUT_OF_RANGE:  # retention removes records meanwhile
                 at = max(at, (await cluster.bounds(partition)).start)
             raise
@@ -454,7 +447,7 @@ async def read_partition(
                 take(batch, at)
                 at = batch.header.next_offset
         if at == before:
-            raise BrokerError(f"partition {partition} gives nothing at {at}", Code.OFFSET_OUT_OF_RANGE)
+            raise broker_refused(f"partition {partition} gives nothing at {at}", Code.OFFSET_OUT_OF_RANGE)
     return max(at, end)
 
 
@@ -468,28 +461,19 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     """Run blocking work in a thread of its own; unlike with the loop's executor, a cancelled caller does not wait for
     it.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+    return await asyncio.wrap_future(ask_in_background(work, "pushrep-kafka-admin"))
 
-    def resolve(value: _T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(value)  # type: ignore[arg-type] # without an error there is a value
 
-    def run() -> None:
-        value, failure = None, None
-        try:
-            value = work()
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(resolve, value, failure)
-
-    threading.Thread(target=run, name="pushrep-kafka-admin", daemon=True).start()
-    return await done
+async def unless_set(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T | None:
+    """What `work` returns; None if the event is set before: then it is cancelled."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 _ATTEMPTS = 20
@@ -521,12 +505,12 @@ async def read_contents(
     if state.progress.topic_id not in {None, facts.topic_id}:
         state.void()
     cluster = Cluster(destination, facts.topic)
-    retrying = _retrying(destination, cluster)
+    until_done = retrying(destination, cluster)
     try:
-        await retrying(cluster.refresh)
+        await until_done(cluster.refresh)
         used = None
         if not state.progress.epochs:
-            places = await places_of_records(cluster, origin, facts.partitions, retrying)
+            places = await places_of_records(cluster, origin, facts.partitions, until_done)
             used = used_partitions(facts.topic, facts.partitions, places)
         progress = state.progress.with_topic(facts.topic_id, used or facts.partitions, state.pid_epoch)
         at: dict[int, list[ShippedPartition]] = {}
@@ -538,7 +522,7 @@ async def read_contents(
         ends = {}
         for number in range(max(counts_of(progress))):
             sources = at.get(number, [])
-            bounds = await retrying(lambda number=number: cluster.bounds(number))  # type: ignore[misc]
+            bounds = await until_done(lambda number=number: cluster.bounds(number))  # type: ignore[misc]
             known = max(bounds.start, known_offset(sources, bounds) if sources else 0)
             matching = Matching(
                 origin,
@@ -548,7 +532,7 @@ async def read_contents(
                 {one: progress.skipped_of(one) for one in state.sources},
                 is_strict=False,
             )
-            ends[number] = await read_partition(cluster, retrying, number, known, matching.match_batch)
+            ends[number] = await read_partition(cluster, until_done, number, known, matching.match_batch)
             for error in matching.unreadable.values():
                 raise error
             first |= matching.next_offsets
@@ -560,11 +544,10 @@ async def read_contents(
     return TopicContents(progress=progress, held=held, contested=contested, first=first, ends=ends)
 
 
-def _retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
+def retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
     """Retries for a while, with growing pauses and refreshed metadata."""
-    passing = (*UNREACHABLE, BrokerError, KafkaUnreachable)
     policy = RetryPolicy(
-        is_retriable=lambda error: isinstance(error, passing), backoff=backoff_of(destination), attempts=_ATTEMPTS
+        is_retriable=lambda error: isinstance(error, UNREACHABLE), backoff=backoff_of(destination), attempts=_ATTEMPTS
     )
 
     async def until_done(what: Callable[[], Awaitable[_T]], /) -> _T:
@@ -581,11 +564,11 @@ def _retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
 
 
 async def places_of_records(
-    cluster: Cluster, origin: RecordOrigin, partitions: int, until_done: UntilDone | None = None
+    cluster: Cluster, origin: RecordOrigin, partitions: int, until_done: UntilDone
 ) -> set[tuple[int, int]]:
     """(log partition, partition of the topic) of every record there that has a PID of the outbox.
 
-    Reads all that the topic holds. Raises BrokerError, KafkaUnreachable and what UNREACHABLE names.
+    Reads all that the topic holds. Raises what UNREACHABLE names.
     """
     found = set()
 
@@ -598,12 +581,8 @@ async def places_of_records(
                     found.add((unpacked.partition, number))
 
     for number in range(partitions):
-        await read_partition(cluster, until_done or _once, number, 0, note)
+        await read_partition(cluster, until_done, number, 0, note)
     return found
-
-
-async def _once(what: Callable[[], Awaitable[_T]], /) -> _T:
-    return await what()
 
 
 def used_partitions(topic: str, partitions: int, places: Collection[tuple[int, int]]) -> int | None:

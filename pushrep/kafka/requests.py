@@ -12,7 +12,7 @@ know version 7 at most here, and get the name.
 To a transaction coordinator:
 
     FindCoordinator     0, 1     aiokafka's
-    InitProducerId      3, 4     names the producer id and epoch that the caller has (KIP-360); -1, -1: none
+    InitProducerId      3        names the producer id and epoch that the caller has (KIP-360); -1, -1: none
     AddPartitionsToTxn  0        aiokafka's
     EndTxn              0, 5     5 answers with the producer id and epoch to go on with (KIP-890); 0: aiokafka's
     ApiVersions         3        which transaction version the cluster has agreed on: a tagged field of the answer
@@ -26,9 +26,9 @@ from io import BytesIO
 from typing import Any
 from uuid import UUID
 
+from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.produce import ProduceRequest_v7
-from aiokafka.protocol.transaction import EndTxnRequest_v0
 from aiokafka.protocol.types import (
     Boolean,
     CompactArray,
@@ -63,10 +63,21 @@ class _Uuid:
         return str(value)
 
 
-class _ProduceResponse13(Response):  # type: ignore[misc] # aiokafka has no types
-    API_KEY = 0
-    API_VERSION = 13
-    SCHEMA = Schema(
+def _response(api_key: int, version: int, schema: Schema) -> Any:
+    """The structure of an answer."""
+    return type("Response", (Response,), {"API_KEY": api_key, "API_VERSION": version, "SCHEMA": schema})
+
+
+def _request(api_key: int, version: int, schema: Schema, answer: Schema, **more: Any) -> Any:
+    """The structure of a request, which knows that of its answer."""
+    fields = {"API_KEY": api_key, "API_VERSION": version, "FLEXIBLE_VERSION": True, "SCHEMA": schema}
+    return type("Request", (RequestStruct,), {**fields, "RESPONSE_TYPE": _response(api_key, version, answer), **more})
+
+
+_ProduceResponse13 = _response(
+    0,
+    13,
+    Schema(
         (
             "topics",
             CompactArray(
@@ -94,7 +105,8 @@ class _ProduceResponse13(Response):  # type: ignore[misc] # aiokafka has no type
         ),
         ("throttle_time_ms", Int32),
         ("tags", TaggedFields),
-    )
+    ),
+)
 
 
 class _ProduceRequest13(RequestStruct):  # type: ignore[misc] # as above
@@ -182,100 +194,41 @@ _PRODUCER_ID_AND_EPOCH = Schema(
 )
 
 
-class _InitProducerIdResponse3(Response):  # type: ignore[misc] # as above
-    API_KEY = 22
-    API_VERSION = 3
-    SCHEMA = _PRODUCER_ID_AND_EPOCH
-
-
-class _InitProducerIdRequest3(RequestStruct):  # type: ignore[misc] # as above
-    API_KEY = 22
-    API_VERSION = 3
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _InitProducerIdResponse3
-    SCHEMA = Schema(
+INIT_PRODUCER_ID = _request(
+    22,
+    3,
+    Schema(
         ("transactional_id", CompactString("utf-8")),
         ("transaction_timeout_ms", Int32),
         ("producer_id", Int64),
         ("producer_epoch", Int16),
         ("tags", TaggedFields),
-    )
-
-
-class _InitProducerIdResponse4(_InitProducerIdResponse3):
-    API_VERSION = 4
-
-
-class _InitProducerIdRequest4(_InitProducerIdRequest3):
-    API_VERSION = 4
-    RESPONSE_TYPE = _InitProducerIdResponse4
-
-
-class InitProducerId(Request[_InitProducerIdRequest3 | _InitProducerIdRequest4]):  # type: ignore[misc] # as above
-    """Asks for the next epoch of a transactional id. producer_id, producer_epoch: the caller's present ones."""
-
-    API_KEY = 22
-
-    def __init__(self, transactional_id: str, timeout_ms: int, producer_id: int, producer_epoch: int) -> None:
-        no_tags: dict[int, bytes] = {}
-        self._fields = (transactional_id, timeout_ms, producer_id, producer_epoch, no_tags)
-
-    def build(self, request_struct_class: Any) -> Any:
-        """For aiokafka."""
-        return request_struct_class(*self._fields)
-
-
-class _EndTxnResponse5(Response):  # type: ignore[misc] # as above
-    API_KEY = 26
-    API_VERSION = 5
-    SCHEMA = _PRODUCER_ID_AND_EPOCH
-
-
-class _EndTxnRequest5(RequestStruct):  # type: ignore[misc] # as above
-    API_KEY = 26
-    API_VERSION = 5
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _EndTxnResponse5
-    SCHEMA = Schema(
+    ),
+    _PRODUCER_ID_AND_EPOCH,
+)
+"""Asks for the next epoch of a transactional id; of the caller: its present producer id and epoch."""
+END_TXN_AND_BUMP_EPOCH = _request(
+    26,
+    5,
+    Schema(
         ("transactional_id", CompactString("utf-8")),
         ("producer_id", Int64),
         ("producer_epoch", Int16),
         ("transaction_result", Boolean),
         ("tags", TaggedFields),
-    )
-
-
-class AbortTxn(Request[EndTxnRequest_v0]):  # type: ignore[misc] # as above
-    """Aborts a transaction. The answer has no producer id: the present one stays."""
-
-    API_KEY = 26
-
-    def __init__(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        self._fields = (transactional_id, producer_id, producer_epoch, False)
-
-    def build(self, request_struct_class: Any) -> Any:
-        """For aiokafka."""
-        return request_struct_class(*self._fields)
-
-
-class AbortTxnAndBumpEpoch(Request[_EndTxnRequest5]):  # type: ignore[misc] # as above
-    """The same under transaction version 2: the answer has the producer id and epoch to go on with."""
-
-    API_KEY = 26
-
-    def __init__(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        no_tags: dict[int, bytes] = {}
-        self._fields = (transactional_id, producer_id, producer_epoch, False, no_tags)
-
-    def build(self, request_struct_class: Any) -> Any:
-        """For aiokafka."""
-        return request_struct_class(*self._fields)
-
-
-class _ApiVersionsResponse3(Response):  # type: ignore[misc] # as above
-    API_KEY = 18
-    API_VERSION = 3
-    SCHEMA = Schema(
+    ),
+    _PRODUCER_ID_AND_EPOCH,
+)
+"""Ends a transaction under transaction version 2: the answer has the producer id and epoch to go on with."""
+_API_VERSIONS = _request(
+    18,
+    3,
+    Schema(
+        ("client_software_name", CompactString("utf-8")),
+        ("client_software_version", CompactString("utf-8")),
+        ("tags", TaggedFields),
+    ),
+    Schema(
         ("error_code", Int16),
         (
             "api_versions",
@@ -283,42 +236,35 @@ class _ApiVersionsResponse3(Response):  # type: ignore[misc] # as above
         ),
         ("throttle_time_ms", Int32),
         ("tags", TaggedFields),
-    )
+    ),
+    # Always of the first version: the client does not know the broker's versions yet.
+    parse_response_header=lambda _, read_buffer: ResponseHeader_v0.decode(read_buffer),
+)
 
 
-class _ApiVersionsRequest3(RequestStruct):  # type: ignore[misc] # as above
-    API_KEY = 18
-    API_VERSION = 3
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _ApiVersionsResponse3
-    SCHEMA = Schema(
-        ("client_software_name", CompactString("utf-8")),
-        ("client_software_version", CompactString("utf-8")),
-        ("tags", TaggedFields),
-    )
+class Ask:
+    """A request of one structure, by its fields without the tags."""
 
-    def parse_response_header(self, read_buffer: BytesIO | bytes) -> Any:
-        """Always of the first version: the client does not know the broker's versions yet."""
-        return ResponseHeader_v0.decode(read_buffer)
+    def __init__(self, structure: Any, *fields: object) -> None:
+        self._structure, self._fields = structure, fields
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
+        """Called by aiokafka. Raises IncompatibleBrokerVersion."""
+        least, most = versions.get(self._structure.API_KEY, (0, -1))
+        if not least <= self._structure.API_VERSION <= most:
+            raise IncompatibleBrokerVersion(f"api key {self._structure.API_KEY}, version {self._structure.API_VERSION}")
+        return self._structure(*self._fields, {})
 
 
-class AskFeatures(Request[_ApiVersionsRequest3]):  # type: ignore[misc] # as above
-    """Asks for the features that the brokers of a cluster have agreed on."""
-
-    API_KEY = 18
-
-    def build(self, request_struct_class: Any) -> Any:
-        """For aiokafka."""
-        return request_struct_class(_NAME, _SOFTWARE_VERSION, {})
-
-
+ASK_FEATURES = Ask(_API_VERSIONS, _NAME, _SOFTWARE_VERSION)
+"""Asks for the features that the brokers of a cluster have agreed on."""
 _FINALIZED_FEATURES = CompactArray(
     ("name", CompactString("utf-8")), ("max_version", Int16), ("min_version", Int16), ("tags", TaggedFields)
 )
 
 
 def transaction_version_of(response: Any) -> int:
-    """The transaction version in the answer to AskFeatures; 0 without one."""
+    """The transaction version in the answer to ASK_FEATURES; 0 without one."""
     found = response.tags.get(_FINALIZED_FEATURES_TAG)
     features = [] if found is None else _FINALIZED_FEATURES.decode(BytesIO(found)) or []
     return max((level for name, level, *_ in features if name == _TRANSACTION_VERSION), default=0)

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
-from pushrep.kafka.source import UNREADABLE, ShippedLog, raise_if_damaged
-from pushrep.log import OffsetOutOfRange
+from pushrep.kafka.source import UNREADABLE, raise_if_damaged
+from pushrep.log import OffsetOutOfRange, SegmentLog
 from pushrep.records import CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
 from pushrep.records.header import split_batches
 
@@ -97,7 +97,7 @@ class Matching:
     def __init__(  # noqa: PLR0913 - two sides, and how they are compared
         self,
         origin: RecordOrigin,
-        logs: Sequence[ShippedLog],
+        logs: Sequence[SegmentLog],
         start: Mapping[int, int],
         topic_partition: tuple[str, int] = ("the topic", 0),
         skipped: Mapping[int, OffsetRanges] | None = None,
@@ -210,7 +210,7 @@ class Matching:
 class _RecordsByOffset:
     """A log's records by offset. A batch is decoded once for consecutive look-ups."""
 
-    def __init__(self, log: ShippedLog) -> None:
+    def __init__(self, log: SegmentLog) -> None:
         self.log = log
         self._start = self._end = 0
         self._records: dict[int, Record] = {}
@@ -251,7 +251,7 @@ def _record_at(offset: int, data: bytes) -> Record | None:
     return None
 
 
-def holds_record(origin: RecordOrigin, log: ShippedLog, offset: int, at: int, data: bytes) -> bool:
+def holds_record(origin: RecordOrigin, log: SegmentLog, offset: int, at: int, data: bytes) -> bool:
     """Whether a fetch has the log's record of `offset` at its own offset `at`; True if the log can't be read."""
     try:
         in_log = _RecordsByOffset(log).at(offset)

@@ -9,35 +9,30 @@ every second: destinations.json, if something moved
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Protocol
+from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
-from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
+from pushrep.kafka.cluster import UNREACHABLE, Cluster
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
     BeginsAnew,
     DestinationAhead,
     DestinationRefused,
-    KafkaUnreachable,
     OutboxDiverged,
     OutboxTakenOver,
-    PartitionCountNotStored,
-    RebaseUnfinished,
     ShippingError,
     TopicLostRecords,
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.fence_driver import AloneLeadership, Fencing, Leadership
-from pushrep.kafka.fence_rules import Fence
+from pushrep.kafka.fence_driver import Fencing, Leads
 from pushrep.kafka.progress import (
-    FixedPartitionCounts,
-    OwnPartitionCounts,
     ShippingProgress,
     Skip,
     check_kept,
@@ -47,48 +42,58 @@ from pushrep.kafka.progress import (
     read_progress,
     write_progress,
 )
-from pushrep.kafka.recovery import backoff_of, in_thread, places_of_records, used_partitions
+from pushrep.kafka.recovery import backoff_of, in_thread, places_of_records, retrying, unless_set, used_partitions
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_session import SinkSession
-from pushrep.kafka.sink_state import DestinationLag, ShippingCounts, SinkState
-from pushrep.kafka.source import ShippedLog
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.topic import TopicFacts, look_at_topic
-from pushrep.log import LogClosed
+from pushrep.log import LogClosed, SegmentLog
 
 _LOG = logging.getLogger("pushrep.kafka")
 
-_T = TypeVar("_T")
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
 _MISSING_LOOKS, _MISSING_S = 10, 2.0
 _CLOSE_S = 30.0
 
 
+class PartitionCounts(Protocol):
+    """Stores the partition counts of each PID epoch, oldest first, by the topic's id. Raises BeginsAnew."""
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:
+        """The members' counts; empty for a topic that was never shipped to."""
+        ...
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """Store the counts on enough members' disks, and wait for that."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkConfig:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
-    batch_bytes: the size of its batches; 0: none are made any more. partition_counts: the members' store of them.
-    is_new: it was made just now, so no topic holds its PIDs. leadership: asks the members who leads. copy_id: as in
-    `transactional_id`.
+    batch_bytes: the size of its batches; 0: none are made any more. partition_counts: the members' store of them, and
+    leads: asks these whether this instance leads; None: there are no members. is_new: it was made just now, so no topic
+    holds its PIDs. copy_id: as in `transactional_id`.
     """
 
     directory: Path
     outbox_id: str
     topic: str
-    logs: Sequence[ShippedLog]
+    logs: Sequence[SegmentLog]
     origin: RecordOrigin
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
-    partition_counts: FixedPartitionCounts = field(default_factory=OwnPartitionCounts)
+    partition_counts: PartitionCounts | None = None
     is_new: bool = False
-    leadership: Leadership = field(default_factory=AloneLeadership)
+    leads: Leads | None = None
     copy_id: str | None = None
 
 
 class KafkaSink:
-    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead, RebaseUnfinished."""
+    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead, ShippingError."""
 
     def __init__(self, shipped: SinkConfig, destination: KafkaDestination) -> None:
         self._config, self._destination = shipped, destination
@@ -96,18 +101,18 @@ class KafkaSink:
         self._all_progress = read_progress(shipped.filesystem, shipped.directory)
         progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
-            raise RebaseUnfinished(shipped.directory)
+            how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
+            raise ShippingError(f"a rebase was interrupted, and nothing is shipped before it has run to its end: {how}")
         self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
         """What is known of the topic, and what was sent there."""
-        self.state.not_answered_yet()
         self._written = progress
         self._writing = threading.Lock()
         self._started = threading.Event()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake: asyncio.Event | None = None
+        self._wake = asyncio.Event()
         self._session: SinkSession | None = None
-        self._fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leadership, shipped.clock)
+        self.fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leads, shipped.clock)
         self._failures = 0  # failed sessions in a row
         self._on_diverged: Callable[[ShippingError], None] | None = None
         for source in self.state.sources.values():
@@ -129,10 +134,6 @@ class KafkaSink:
             self.close()
             raise refusal
 
-    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """Call `call(why)` when new records need another PID; when it returns, they have it."""
-        self.state.when_head_was_cut(call)
-
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
         """Call `call(error)` when log and topic have diverged: now or later, once or more, in any thread."""
         self._on_diverged = call
@@ -144,37 +145,12 @@ class KafkaSink:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        self._call(self._stop)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
+                self._loop.call_soon_threadsafe(self._stop)
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         self._checkpoint()
-
-    @property
-    def fence(self) -> Fence | None:
-        """The topic's fence; None while the topic is unknown, and without fencing. Read only."""
-        return self._fencing.newest
-
-    def lag(self) -> DestinationLag:
-        """The topic's lag behind the logs."""
-        return self.state.lag()
-
-    @property
-    def counts(self) -> ShippingCounts:
-        """Counts since this sink was made."""
-        return self.state.counts
-
-    def trouble_ms(self) -> int | None:
-        """For how long nothing could be shipped, in ms; None if there is no trouble."""
-        return self.state.trouble_ms()
-
-    def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
-        """Return when the topic holds everything below these ends, by log partition.
-
-        deadline_s: on the monotonic clock. timeout: in seconds, as the caller gave it, for the error.
-        Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead,
-        TopicLostRecords, OutboxTakenOver.
-        """
-        self.state.wait(ends, timeout, deadline_s)
 
     def needed_from(self, partition: int) -> int:
         """The first offset that the topic has not acknowledged: retention keeps it."""
@@ -209,7 +185,7 @@ class KafkaSink:
             self._started.set()
 
     async def _main(self) -> None:
-        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         checkpoints = asyncio.ensure_future(self._checkpoint_always())
         try:
             while not self._stopping.is_set():
@@ -227,7 +203,7 @@ class KafkaSink:
                 except TopicReplaced as error:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
-                except (*UNREACHABLE, BrokerError, KafkaUnreachable, BeginsAnew, PartitionCountNotStored) as error:
+                except (*UNREACHABLE, BeginsAnew) as error:
                     pause_s = self._failed(error)
                 except LogClosed:
                     return
@@ -251,7 +227,7 @@ class KafkaSink:
         self.state.counts.taken_over += isinstance(error, OutboxTakenOver)
         self._notify_diverged(error)  # before waiting callers get the error, so that their next append is refused
         self.state.refused(error)
-        if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
+        if isinstance(error, OutboxTakenOver) and self.fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
         self._notify_diverged(error)  # again, for callbacks registered in between
@@ -264,8 +240,6 @@ class KafkaSink:
 
     def _failed(self, error: BaseException) -> float:
         """The pause after a retriable failure."""
-        if isinstance(error, PartitionCountNotStored):
-            self._started.set()  # the topic is known; members may answer later
         self.state.set_trouble(str(error) or repr(error))
         self._failures += 1
         return backoff_of(self._destination).pause_s(self._failures)
@@ -284,21 +258,25 @@ class KafkaSink:
 
     async def _ship(self) -> None:
         """One session; returns when the sink closes."""
-        facts = await self._unless_closed(in_thread(lambda: look_at_topic(self._destination, self.topic)))
+        facts = await unless_set(self._wake, in_thread(lambda: look_at_topic(self._destination, self.topic)))
         if facts is None:
             return
         self._check(facts)
         self.state.refused(None)
-        await self._fix_topic(facts)
+        try:
+            await self._fix_topic(facts)
+        except BeginsAnew:
+            self._started.set()  # the topic is known; members may answer later
+            raise
         # Before fencing, whose markers raise the topic's end and would hide a loss.
         if lost := self.state.progress.lost:
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:
-            await self._unless_closed(cluster.refresh())
+            await unless_set(self._wake, cluster.refresh())
             shipped = self._config
             self._session = SinkSession(
-                self._destination, facts, cluster, self.state, shipped.origin, shipped.clock, self._fencing
+                self._destination, facts, cluster, self.state, shipped.origin, shipped.clock, self.fencing
             )
             if not self._stopping.is_set():
                 await self._session.run(self._began)
@@ -313,7 +291,7 @@ class KafkaSink:
     async def _fix_topic(self, facts: TopicFacts) -> None:
         """Fix the partition count at first use: on disk, and at the members, before the first batch is sent.
 
-        Raises PartitionCountNotStored, DestinationRefused, KafkaUnreachable.
+        Raises BeginsAnew, DestinationRefused, KafkaUnreachable.
         """
         state = self.state
         before = state.progress
@@ -322,16 +300,17 @@ class KafkaSink:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             state.void()
         fixed = self._config.partition_counts
-        known = fixed.known(facts.topic_id)
+        stored = known = () if fixed is None else fixed.known(facts.topic_id)
         if (used := await self._used_partitions(before, facts, known)) is not None:
             known = (used,)
         partitions = fixed_count(before, self.topic, facts.partitions, known)
         progress = before.with_topic(facts.topic_id, partitions, state.pid_epoch)
-        check_kept(progress, self.topic, fixed.known(facts.topic_id))
+        check_kept(progress, self.topic, stored)
         state.progress = progress
         self._checkpoint()
         counts = counts_of(state.progress)
-        await self._unless_closed(in_thread(lambda: fixed.keep(facts.topic_id, counts)))
+        if fixed is not None:
+            await unless_set(self._wake, in_thread(lambda: fixed.keep(facts.topic_id, counts)))
 
     async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
         """How many partitions are used, found by the topic's records if nothing else says it; None if they don't
@@ -343,43 +322,23 @@ class KafkaSink:
             return None
         cluster = Cluster(self._destination, self.topic)
         try:
-            await cluster.refresh()
-            places = await self._unless_closed(places_of_records(cluster, shipped.origin, facts.partitions))
+            until_done = retrying(self._destination, cluster)
+            await unless_set(self._wake, until_done(cluster.refresh))
+            work = places_of_records(cluster, shipped.origin, facts.partitions, until_done)
+            places = await unless_set(self._wake, work)
         finally:
             await cluster.close()
         return used_partitions(self.topic, facts.partitions, places or set())
 
-    async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """None if the sink is closed meanwhile."""
-        assert self._wake is not None, "the loop runs"
-        looking = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait([looking, stopped], return_when=asyncio.FIRST_COMPLETED)
-            return looking.result() if looking.done() else None
-        finally:
-            for task in (looking, stopped):
-                task.cancel()
-            await asyncio.gather(looking, stopped, return_exceptions=True)
-
     async def _sleep(self, seconds: float) -> None:
-        assert self._wake is not None, "the loop runs"
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            return
 
     def _stop(self) -> None:
-        assert self._wake is not None, "the loop runs"
         self._wake.set()
         if self._session is not None:
             self._session.stop()
-
-    def _call(self, what: Callable[[], None]) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
-                self._loop.call_soon_threadsafe(what)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

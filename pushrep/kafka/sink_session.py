@@ -10,6 +10,7 @@ Runs in one event loop, so it needs no locks.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from pushrep.env import Clock
@@ -17,11 +18,11 @@ from pushrep.errors import PushrepError
 from pushrep.kafka.answers import BrokerAnswer, Code
 from pushrep.kafka.cluster import UNREACHABLE, Cluster, Connection
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
+from pushrep.kafka.errors import TopicLostRecords
 from pushrep.kafka.fence_driver import Fencing
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
-from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
+from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery, unless_set
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import SinkState
@@ -100,7 +101,7 @@ class SinkSession:
         OutboxTakenOver, DestinationRefused, BeginsAnew, LogClosed.
         """
         try:
-            await self._begin_or_stop()
+            await unless_set(self._stopping, self._begin())  # a stop ends a wait for brokers that are away
             began()
             for partition in self._state.unread:
                 self._run(self._read_others(partition))
@@ -112,26 +113,11 @@ class SinkSession:
                 if self._failure is not None:
                     raise self._failure
                 self._wake.clear()
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, self._look_at_s - self._loop.time())):
                         await self._wake.wait()
-                except TimeoutError:
-                    continue
         finally:
             await self._end()
-
-    async def _begin_or_stop(self) -> None:
-        """Begin, unless `stop` ends a wait for brokers that are away."""
-        beginning = asyncio.ensure_future(self._begin())
-        stopped = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait([beginning, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if beginning.done():
-                beginning.result()
-        finally:
-            for task in (beginning, stopped):
-                task.cancel()
-            await asyncio.gather(beginning, stopped, return_exceptions=True)
 
     async def _begin(self) -> None:
         """Fence other instances, read what the topic holds, and get a producer id."""
@@ -153,10 +139,10 @@ class SinkSession:
     async def _producer_id(self) -> tuple[int, int]:
         """The producer id and epoch for the next batches, whose sequence numbers begin with 0.
 
-        Raises BrokerError, KafkaUnreachable.
+        Raises KafkaUnreachable.
         """
         fenced = None if self._fence is None else self._fence.matched()
-        return fenced or await self._recovery.new_producer_id()
+        return fenced or await self._cluster.init_producer_id()
 
     def _under(self, producer: tuple[int, int]) -> None:
         for pipeline in self._pipelines.values():
@@ -512,7 +498,7 @@ class SinkSession:
         try:
             channel.connection = await self._cluster.connection(node)
             self._state.counts.connections += 1
-        except (*UNREACHABLE, KafkaUnreachable) as error:
+        except UNREACHABLE as error:
             self._state.set_trouble(f"broker {node} can't be reached: {error!r}")
             await self._recovery.refresh()
         else:

@@ -21,7 +21,8 @@ from pushrep.kafka.errors import (
     ShippingTimeout,
 )
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
-from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedLog, ShippedPartition
+from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedPartition
+from pushrep.log import SegmentLog
 
 _LOG = logging.getLogger("pushrep.kafka")
 _LOOK_S = 1.0  # a waiting caller checks so often whether shipping has stopped
@@ -60,7 +61,7 @@ class ShippingCounts:
 class SinkState:
     """The state of shipping to one topic; see the module's docstring for its threads."""
 
-    def __init__(self, logs: Sequence[ShippedLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
+    def __init__(self, logs: Sequence[SegmentLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
         """Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch."""
         self._clock = clock
         self.counts = ShippingCounts()
@@ -76,9 +77,8 @@ class SinkState:
         }
         for number, source in self.sources.items():
             source.skipped = progress.skipped_of(number)
-        self.trouble: str | None = None
-        self.trouble_since_ms: int | None = None
-        """When the present trouble began (monotonic ms); None: no trouble."""
+        self.trouble: str | None = "the brokers have not answered yet"
+        self._trouble_since_ms = clock.monotonic_ms()
         self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until an operator acts."""
@@ -166,28 +166,18 @@ class SinkState:
         """Set or clear the trouble. Each text is logged once until the trouble is cleared, because two texts may
         alternate while brokers do not answer.
         """
+        if self.trouble is None:
+            self._trouble_since_ms = self._clock.monotonic_ms()
         if trouble is None:
             self._logged.clear()
         elif trouble not in self._logged:
             self._logged.add(trouble)
             _LOG.warning("nothing is shipped at present: %s", trouble)
-        self._keep_trouble(trouble)
-
-    def not_answered_yet(self) -> None:
-        """Set the initial trouble, without a log line."""
-        self._keep_trouble("the brokers have not answered yet")
-
-    def _keep_trouble(self, trouble: str | None) -> None:
-        if trouble is None:
-            self.trouble_since_ms = None
-        elif self.trouble_since_ms is None:
-            self.trouble_since_ms = self._clock.monotonic_ms()
         self.trouble = trouble
 
     def trouble_ms(self) -> int | None:
         """How long the present trouble has lasted, in ms; None: no trouble."""
-        since_ms = self.trouble_since_ms
-        return None if since_ms is None else self._clock.monotonic_ms() - since_ms
+        return None if self.trouble is None else self._clock.monotonic_ms() - self._trouble_since_ms
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Set the ranges of offsets that the topic acknowledged and lost, by log partition; they are sent again."""
@@ -272,7 +262,7 @@ def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> i
 
 
 def _source_of(
-    log: ShippedLog,
+    log: SegmentLog,
     at: PartitionProgress | None,
     is_same_epoch: bool,  # noqa: FBT001
     memory: ReusedMemory,

@@ -16,18 +16,15 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from os import preadv
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.pipeline import BatchPiece, SentBatch, pieces_of
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
-from pushrep.log import CorruptBatch, LogDamaged
+from pushrep.log import CorruptBatch, LogDamaged, SegmentLog
 from pushrep.log.reader import LogSlices
-from pushrep.log.recovery import RecoveryReport
-from pushrep.records import Record, RecordBatch
+from pushrep.records import RecordBatch
 from pushrep.records.header import split_batches
 
 _PAGE_BYTES = 4096
@@ -99,35 +96,11 @@ _LOG = logging.getLogger("pushrep.kafka")
 _READ_BYTES = 1 << 20
 
 
-class ShippedLog(Protocol):
-    """The part of a SegmentLog that shipping uses."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def recovery(self) -> RecoveryReport: ...
-    @property
-    def damaged_from(self) -> int | None: ...
-    @property
-    def stable_offset(self) -> int: ...
-    def read(self, offset: int, max_bytes: int) -> bytes: ...
-    def slices(self) -> LogSlices: ...
-    def records(self, start: int, end: int | None = None) -> Iterator[Record]: ...
-    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]: ...
-    def size_from(self, offset: int) -> int: ...
-
-
 UNREADABLE = (CorruptBatch, LogDamaged, OSError)
 """Errors for a record that can't be read now; the log may still hold it, so it does not count as missing."""
 
 
-def raise_if_damaged(log: ShippedLog) -> None:
+def raise_if_damaged(log: SegmentLog) -> None:
     """Raise LogDamaged if the log is damaged: its records from the damage on are unknown."""
     if log.damaged_from is not None:
         raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
@@ -146,7 +119,7 @@ class ShippedPartition:
     is_matching = False
     is_doubtful = False
 
-    def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
+    def __init__(self, log: SegmentLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
         self.log, self.partition = log, log.partition
         self.acknowledged, self.log_crc = acknowledged, log_crc
         self.destination_offset = -1
@@ -165,11 +138,6 @@ class ShippedPartition:
     def poll(self) -> bool:
         """Read the log's stable offset, and return whether there are records to send. Raises LogClosed."""
         self.stable_offset = self.log.stable_offset
-        return self.next_offset < self.stable_offset
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there were records to send at the last poll."""
         return self.next_offset < self.stable_offset
 
     def rewind(self) -> None:

@@ -84,9 +84,8 @@ class CommittedRecords:
         """
         deadline_s = monotonic() + self._left_s()
         with _naming(self._topic):
-            asked = (
-                None if at_least else self._ask_identity(self._left_s())
-            )  # sent before the next request, so that both wait once
+            # Sent before the next request, so that both wait once.
+            asked = None if at_least else self._ask_identity(self._left_s())
             while (end := self._end(deadline_s - monotonic())) < at_least:
                 if monotonic() > deadline_s:
                     why = f"the record before offset {at_least} of topic {self._topic} can't be read"
@@ -180,10 +179,13 @@ QUIET.propagate = False
 QUIET.addHandler(logging.NullHandler())
 
 
-def send(producer: Producer, topic: str, records: Sequence[tuple[str, bytes]], timeout_s: float) -> list[int]:
-    """Send records (key, value) to partition 0, and return their offsets, in order. Raises KafkaException."""
+def send(
+    producer: Producer, topic: str, records: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float
+) -> list[int]:
+    """Send records (key, fields) to partition 0, and return their offsets, in order. Raises KafkaException."""
     reports: list[tuple[KafkaError | None, Message]] = []
-    for key, value in records:
+    for key, fields in records:
+        value = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
         while True:
             try:
                 producer.produce(topic, value, key, 0, lambda *report: reports.append(report))
@@ -200,84 +202,6 @@ def send(producer: Producer, topic: str, records: Sequence[tuple[str, bytes]], t
     if len(reports) < len(records):
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
     return [int(message.offset() or 0) for _, message in reports]
-
-
-class TopicReading:
-    """The content of the topic as read so far: facts in order, checkpoints, the newest offset of each key. Thread-safe.
-
-    left_s: returns how many seconds a call may take now. All methods raise StoreUnavailable if brokers do not answer,
-    CorruptStore for records of another format and for a topic that was deleted and made again.
-    """
-
-    def __init__(self, records: CommittedRecords, topic: str, left_s: Callable[[], float]) -> None:
-        self._records, self._place, self._left_s = records, f"kafka:{topic}", left_s
-        self._lock = threading.Lock()
-        self._facts: list[Fact] = []
-        self.checkpoints: dict[Reader, Checkpoint] = {}
-        self.last: dict[str, int] = {}
-
-    @property
-    def position(self) -> int:
-        """The offset of the next record to read."""
-        return self._records.position
-
-    def end(self) -> int:
-        """The offset after the last committed record."""
-        with self._alone():
-            return self._records.end()
-
-    def to_the_end(self, at_least: int = 0) -> View:
-        """Read new records to the end; View.end is the next offset. at_least: wait until the end has this offset."""
-        with self._alone():
-            for message in self._records.new(at_least):
-                self._read_message(message)
-            return View(self._facts, len(self._facts), self._records.position)
-
-    def close(self) -> None:
-        """Close the client."""
-        with self._lock:
-            self._records.close()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=self._left_s()):
-            raise StoreUnavailable(self._place, "another thread is waiting for the brokers")
-        try:
-            yield
-        except KafkaUnreachable as error:
-            raise StoreUnavailable(self._place, error.why) from error
-        except TopicReplaced as error:
-            why = "the topic was deleted and made again, and its startpoints are gone: restart this program"
-            raise CorruptStore(self._place, why) from error
-        finally:
-            self._lock.release()
-
-    def _read_message(self, message: Message) -> None:
-        offset = message.offset() or 0
-        try:
-            key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")
-            self._add(key, offset, fields)
-        except (KeyError, TypeError, ValueError) as error:
-            # Before the bad record, so that the next call raises the error again.
-            self._records.position = offset
-            why = f"the record at offset {offset} is not a startpoint's ({error}): use another topic for startpoints"
-            raise CorruptStore(self._place, why) from error
-        self.last[key] = offset
-
-    def _add(self, key: str, offset: int, fields: Any) -> None:
-        if not self.last and key != HEAD:
-            raise ValueError("the first record has to hold the format")
-        if key == HEAD:
-            if fields != FORMAT:
-                raise ValueError(f"{fields}, this pushrep reads {FORMAT}")
-        elif key.startswith(CHECKPOINT):
-            checkpoint = Checkpoint.of_json(fields)
-            self.checkpoints[checkpoint.reader] = checkpoint
-        else:
-            fact = from_json(fields)
-            if fields["event"] == "written" and fact.sequence != offset:
-                raise ValueError(f"it is numbered {fact.sequence}")
-            self._facts.append(fact)
 
 
 def reader_words(reader: Reader) -> str:
@@ -314,43 +238,58 @@ def open_store(
 
 
 class FactsInTopic:
-    """Reads and appends facts. Thread-safe; a forked process has to open another store."""
+    """Reads and appends facts. Thread-safe; a forked process has to open another store.
+
+    What was read so far is kept: facts in order, checkpoints, the newest offset of each key. Reading raises
+    StoreUnavailable if brokers do not answer, CorruptStore for records of another format and for a topic that was
+    deleted and made again.
+    """
 
     def __init__(self, destination: KafkaDestination, found: FoundTopic, *, lock_wait_s: float) -> None:
         self.place, self.lock_wait_s = f"kafka:{found.topic}", lock_wait_s
         self._topic, self._settings = found.topic, destination.librdkafka_settings()
         self.budget, self._timeout_s = TimeBudget(), destination.request_timeout_ms / 1000
-        self._reading = TopicReading(CommittedRecords(destination, found, self._left_s), found.topic, self._left_s)
-        self._mutex = threading.Lock()
+        self._records = CommittedRecords(destination, found, self._left_s)
+        self._facts: list[Fact] = []
+        self._checkpoints: dict[Reader, Checkpoint] = {}
+        self._last: dict[str, int] = {}
+        self._reads, self._mutex = threading.Lock(), threading.Lock()
         self._producer: Producer | None = None
 
-    def view(self) -> View:
-        """All facts now. Raises StoreUnavailable, CorruptStore."""
-        return self._reading.to_the_end()
+    def view(self, at_least: int = 0) -> View:
+        """All facts now; View.end is the next offset. at_least: wait until the end has this offset."""
+        with self._reading():
+            for message in self._records.new(at_least):
+                self._read_message(message)
+            return View(self._facts, len(self._facts), self._records.position)
 
     def size_bytes(self) -> int:
         """The end offset of the topic, which each change raises."""
-        return self._reading.end()
+        with self._reading():
+            return self._records.end()
 
     def checkpoints(self) -> dict[Reader, Checkpoint]:
-        """The checkpoints as of the last reading."""
-        self._reading.to_the_end()
-        return dict(self._reading.checkpoints)
+        """All checkpoints now."""
+        self.view()
+        return dict(self._checkpoints)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the store against other threads, and begin as the topic's only writer. Another process that begins later
         fences this one.
         """
-        with self._alone():
+        wait_s = self.budget.left_s(self.lock_wait_s)
+        if not self._mutex.acquire(timeout=wait_s):
+            raise StoreBusy(self.place, os.getpid(), wait_s)
+        try:
             if self._producer is None:
                 self._producer = self._begin()
-            at = self._reading.to_the_end().end
-            if (
-                not self._reading.last
-            ):  # no records; the offset may be above 0, because an aborted transaction takes offsets, too
-                self.write([(HEAD, _json(FORMAT))], at)
+            self.view()
+            if not self._last:  # no records; an aborted transaction takes offsets, too, so the next one may be above 0
+                self.write([(HEAD, FORMAT)])
             yield
+        finally:
+            self._mutex.release()
 
     @contextmanager
     def transaction(self) -> Iterator["FactsInTopic"]:
@@ -360,27 +299,22 @@ class FactsInTopic:
 
     def next_sequence(self, at_least: int) -> int:
         """The offset of the next record."""
-        return max(at_least, self._reading.to_the_end().end)
+        return max(at_least, self.view().end)
 
     def append(self, facts: Sequence[Fact]) -> None:
         """Append all facts in one transaction. When this returns, they are stored and read back.
 
         Raises NotWritten, Overtaken.
         """
-        at = self._reading.position
+        at = self._records.position
         if any(isinstance(fact, Written) and fact.sequence != at + i for i, fact in enumerate(facts)):
             raise Overtaken(self.place)  # another program writes to the topic without a transaction
-        self.write([(_key(fact), _json(to_json(fact))) for fact in facts], at)
+        self.write([(_key(fact), to_json(fact)) for fact in facts])
 
-    def save(self, key: str, value: bytes) -> None:
-        """Write a record that replaces the older ones of its key. Raises NotWritten, Overtaken."""
-        self.write([(key, value)], self._reading.position)
-
-    def write(self, records: Sequence[tuple[str, bytes]], at: int) -> None:
-        """Write records in one transaction. The first record has to get the offset `at`. Raises NotWritten,
-        Overtaken.
-        """
-        producer, end = self._producer, at + len(records)
+    def write(self, records: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Write records (key, fields) behind all that were read, in one transaction. Raises NotWritten, Overtaken."""
+        producer, at = self._producer, self._records.position
+        end = at + len(records)
         assert producer is not None, "locked makes it"
         try:
             producer.begin_transaction()
@@ -393,31 +327,62 @@ class FactsInTopic:
             ask(producer.commit_transaction, failure_of_transaction, self._left_s())
         except KafkaException as error:
             if not self._is_stored(end - 1, records[-1][0]):
-                self._failed(error, is_known=self._reading.position >= end)
+                self._failed(error, is_known=self._records.position >= end)
         try:
-            self._reading.to_the_end(end)
+            self.view(end)
         except StoreUnavailable as error:
             raise NotWritten(self.place, f"it can't be read back: {error.why}", is_known=False) from error
 
     def close(self) -> None:
         """Close the clients."""
-        with self._mutex:
+        with self._mutex, self._reads:
             self._producer = None
-            self._reading.close()
+            self._records.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        if not self._reads.acquire(timeout=self._left_s()):
+            raise StoreUnavailable(self.place, "another thread is waiting for the brokers")
+        try:
+            yield
+        except KafkaUnreachable as error:
+            raise StoreUnavailable(self.place, error.why) from error
+        except TopicReplaced as error:
+            why = "the topic was deleted and made again, and its startpoints are gone: restart this program"
+            raise CorruptStore(self.place, why) from error
+        finally:
+            self._reads.release()
+
+    def _read_message(self, message: Message) -> None:
+        offset = message.offset() or 0
+        try:
+            key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")
+            self._add(key, offset, fields)
+        except (KeyError, TypeError, ValueError) as error:
+            # Before the bad record, so that the next call raises the error again.
+            self._records.position = offset
+            why = f"the record at offset {offset} is not a startpoint's ({error}): use another topic for startpoints"
+            raise CorruptStore(self.place, why) from error
+        self._last[key] = offset
+
+    def _add(self, key: str, offset: int, fields: Any) -> None:
+        if not self._last and key != HEAD:
+            raise ValueError("the first record has to hold the format")
+        if key == HEAD:
+            if fields != FORMAT:
+                raise ValueError(f"{fields}, this pushrep reads {FORMAT}")
+        elif key.startswith(CHECKPOINT):
+            checkpoint = Checkpoint.of_json(fields)
+            self._checkpoints[checkpoint.reader] = checkpoint
+        else:
+            fact = from_json(fields)
+            if fields["event"] == "written" and fact.sequence != offset:
+                raise ValueError(f"it is numbered {fact.sequence}")
+            self._facts.append(fact)
 
     def _left_s(self) -> float:
         """How many seconds a step may take within the caller's timeout."""
         return self.budget.left_s(self._timeout_s)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        wait_s = self.budget.left_s(self.lock_wait_s)
-        if not self._mutex.acquire(timeout=wait_s):
-            raise StoreBusy(self.place, os.getpid(), wait_s)
-        try:
-            yield
-        finally:
-            self._mutex.release()
 
     def _begin(self) -> Producer:
         """A producer that fences all earlier writers. Raises StoreUnavailable, Overtaken."""
@@ -442,9 +407,9 @@ class FactsInTopic:
         with suppress(StoreUnavailable, Overtaken):
             self._begin()
         with suppress(StoreUnavailable):
-            self._reading.to_the_end(offset + 1)
+            self.view(offset + 1)
         self._producer = None
-        return self._reading.last.get(key) == offset
+        return self._last.get(key) == offset
 
     def _failed(self, error: KafkaException, *, is_known: bool) -> NoReturn:
         """Close this producer. The next one aborts its transaction; without one, the brokers abort it after
@@ -469,7 +434,7 @@ class CheckpointsInTopic:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint. When this returns, it is stored and read back. Raises NotWritten, Overtaken."""
-        self._facts.save(CHECKPOINT + reader_words(checkpoint.reader), _json(checkpoint.as_json()))
+        self._facts.write([(CHECKPOINT + reader_words(checkpoint.reader), checkpoint.as_json())])
 
     def all(self) -> list[Checkpoint]:
         """The checkpoints of all readers, sorted."""
@@ -481,10 +446,6 @@ def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, TopicMissing):
         return Failure.NOT_THERE
     return Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _key(fact: Fact) -> str:

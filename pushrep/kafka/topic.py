@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not 
 from filtering.consumers.confluent_client import failure_of, missing_right
 from filtering.retry import Failure
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import DestinationRefused, KafkaRightMissing, KafkaUnreachable, TopicMissing
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -38,7 +38,6 @@ class TopicFacts(NamedTuple):
     """The present settings of a topic.
 
     retention_ms: -1: unlimited. producer_id_expiration_ms: brokers forget a producer id that wrote nothing for so long.
-    delete_retention_ms: how long a compacted topic keeps a tombstone.
     transactional_id_expiration_ms: coordinators forget a transactional id without requests for so long.
     """
 
@@ -50,7 +49,6 @@ class TopicFacts(NamedTuple):
     retention_ms: int
     has_append_time: bool
     producer_id_expiration_ms: int
-    delete_retention_ms: int = 86_400_000
     transactional_id_expiration_ms: int = _TRANSACTIONS_EXPIRATION_MS
 
     def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
@@ -109,7 +107,6 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
         retention_ms=int(settings["retention.ms"].value),
         has_append_time=settings["message.timestamp.type"].value == "LogAppendTime",
         producer_id_expiration_ms=expirations_ms[0],
-        delete_retention_ms=int(settings["delete.retention.ms"].value),
         transactional_id_expiration_ms=expirations_ms[1],
     )
 
@@ -120,7 +117,7 @@ def kafka_failure(error: KafkaError, topic: str, on_topic: str, said: str | None
     on_topic: the operation that the call needs on `topic`. said: a better text than the error's, if there is one.
     """
     missing = missing_right(error, "", topic, on_topic)
-    return KafkaUnreachable(said or error.str()) if missing is None else KafkaRightMissing(str(missing))
+    return KafkaUnreachable(said or error.str()) if missing is None else KafkaUnreachable(str(missing), "Kafka refuses")
 
 
 class _Admin:
@@ -177,15 +174,12 @@ def _expirations_ms(admin: _Admin, broker: str) -> tuple[int, int]:
             raise
         _LOG.info("%s can't be read, its default is used: %s", _EXPIRATION, error)
         settings = {}
-    producer_ids_ms = _number(settings, _EXPIRATION, _EXPIRATION_MS)
-    return producer_ids_ms, _number(settings, _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS)
 
+    def number(name: str, default: int) -> int:
+        entry = settings.get(name)
+        return default if entry is None or entry.value is None else int(entry.value)
 
-def _number(settings: Mapping[str, Any], name: str, default: int) -> int:
-    try:
-        return int(settings[name].value)
-    except (KeyError, TypeError, ValueError):
-        return default
+    return number(_EXPIRATION, _EXPIRATION_MS), number(_TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS)
 
 
 def uuid_of(topic_id: Any) -> UUID:

@@ -26,7 +26,7 @@ from pathlib import Path
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import RebaseRefused
+from pushrep.kafka.errors import ShippingError
 from pushrep.kafka.progress import (
     OffsetRanges,
     PartitionProgress,
@@ -39,7 +39,6 @@ from pushrep.kafka.progress import (
 from pushrep.kafka.recovery import TopicContents, read_contents
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import SinkState
-from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.destinations import locked_outbox, opened_log
@@ -81,7 +80,7 @@ def rebase(
     open.
 
     dry_run: change nothing, only return what would be done.
-    Raises RebaseRefused for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
+    Raises ShippingError for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
     DirectoryIsCopy for a member's, TopicMissing, KafkaUnreachable, DestinationRefused.
     """
     with locked_outbox(Path(directory), filesystem, clock, refuse_copy=True) as (path, identity):
@@ -170,12 +169,16 @@ def appended_again(contents: TopicContents, partition: int, log_end: int) -> Off
     return OffsetRanges(one for start, end in wanted for one in skipped.missing(start, end))
 
 
-def _check_own(log: ShippedLog, again: OffsetRanges, origin: RecordOrigin) -> None:
+def _check_own(log: SegmentLog, again: OffsetRanges, origin: RecordOrigin) -> None:
     refused = [record for record in _records(log, tuple(again)) if not _is_own(record, origin)]
     if refused:
         metadata = origin.metadata_of(refused[0])
         named = StreamMetadata.try_unpack(metadata) if metadata is not None else None
-        raise RebaseRefused(log.partition, refused[0].offset, len(refused), str(named or "none"))
+        raise ShippingError(
+            f"{len(refused)} records of partition {log.partition}, the first at offset {refused[0].offset}, are not in "
+            f"the topic and carry the caller's own metadata ({named or 'none'}), which they would lose: let their "
+            "source append them again, and give these up (pushrep outbox skip)"
+        )
 
 
 def _is_own(record: Record, origin: RecordOrigin) -> bool:
@@ -183,7 +186,7 @@ def _is_own(record: Record, origin: RecordOrigin) -> bool:
     return metadata is not None and origin.epoch_of(metadata) is not None
 
 
-def _records(log: ShippedLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Record]:
+def _records(log: SegmentLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Record]:
     for start, end in ranges:
         yield from log.records(start, end)
 

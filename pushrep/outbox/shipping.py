@@ -20,7 +20,7 @@ from uuid import UUID
 
 from filtering.extras import needed_by
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.kafka.errors import PartitionCountNotStored
+from pushrep.kafka.errors import BeginsAnew
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
@@ -37,55 +37,48 @@ if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
 
 _LOG = logging.getLogger("pushrep.outbox")
+_NOT_KEPT = "how many partitions are used is not kept by enough members yet"
 
 
 class GrantedPartitionCounts:
-    """pushrep.kafka.progress.FixedPartitionCounts over the members of an open outbox."""
+    """pushrep.kafka.sink.PartitionCounts over the members of an open outbox."""
 
     def __init__(self, replication: "Replication") -> None:
         self._replication = replication
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
-        """The partition count in the grant by which this outbox leads. Raises PartitionCountNotStored while it does not
+        """The partition count in the grant by which this outbox leads. Raises BeginsAnew while it does not
         lead.
         """
         return tuple(one.partitions for one in self._grant().destinations if one.topic_id == topic_id)
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Store the count in a new grant, unless the grant has it already. Raises PartitionCountNotStored."""
+        """Store the count in a new grant, unless the grant has it already. Raises BeginsAnew."""
         replication = self._replication
         if self.known(topic_id) == partitions:
             return
         if not replication.own_appenders:
-            raise PartitionCountNotStored("the outbox is not open yet")
+            raise BeginsAnew(f"{_NOT_KEPT}: the outbox is not open yet")
         try:
             with replication.step_lock:
                 replication.change_members(lambda newest, epoch: newest.with_partitions_of(epoch, topic_id, partitions))
         except (PushrepError, OSError) as error:
-            raise PartitionCountNotStored(str(error)) from error
+            raise BeginsAnew(f"{_NOT_KEPT}: {error}") from error
 
     def _grant(self) -> "Grant":
         grant = self._replication.grant
         if grant is None:
-            raise PartitionCountNotStored("too few members answer")
+            raise BeginsAnew(f"{_NOT_KEPT}: too few members answer")
         return grant
 
 
-class GrantedLeadership:
-    """pushrep.kafka.fence_driver.Leadership over the members of an open outbox."""
-
-    has_members = True
-
-    def __init__(self, replication: "Replication") -> None:
-        self._replication = replication
-
-    def is_newest(self) -> bool:
-        """Whether enough members answer, and none has stored a newer grant than the one that this outbox leads by."""
-        try:
-            return self._replication.leads_by_the_newest_grant()
-        except (PushrepError, OSError) as error:
-            _LOG.warning("whether this outbox leads by the newest grant can't be found out: %s", error)
-            return False
+def _leads_by_newest_grant(replication: "Replication") -> bool:
+    """Whether enough members answer, and none has stored a newer grant than the one that this outbox leads by."""
+    try:
+        return replication.leads_by_the_newest_grant()
+    except (PushrepError, OSError) as error:
+        _LOG.warning("whether this outbox leads by the newest grant can't be found out: %s", error)
+        return False
 
 
 class Shipping:
@@ -97,7 +90,7 @@ class Shipping:
 
     def lag(self) -> "dict[str, DestinationLag]":
         """The lag, by `kafka:<topic>`; empty without a destination."""
-        return {} if self.sink is None else {holder_name(self.sink.topic): self.sink.lag()}
+        return {} if self.sink is None else {holder_name(self.sink.topic): self.sink.state.lag()}
 
     def wait(self, flush: Callable[[float | None], None], timeout: float | None) -> None:
         """Flush, then return when the topic holds everything. Raises as `Outbox.wait_shipped`."""
@@ -105,7 +98,7 @@ class Shipping:
             raise BadArgument("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
         deadline_s = None if timeout is None else monotonic() + timeout
         flush(timeout)
-        self.sink.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
+        self.sink.state.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
     def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
         """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, OSError."""
@@ -129,7 +122,7 @@ class Shipping:
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
         """Call `call(why)`, in any thread, when records that are appended from then on need another PID."""
         if self.sink is not None:
-            self.sink.when_head_was_cut(call)
+            self.sink.state.when_head_was_cut(call)
 
     def stop(self) -> None:
         """Stop shipping, because another member leads. Raises OSError."""
@@ -183,8 +176,6 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     known, sink = read_progress(held.filesystem, held.path), None
     if settings.kafka is not None:
         with needed_by("Outbox.open(kafka=...)"):  # Kafka's clients are an extra of their own
-            from pushrep.kafka.fence_driver import AloneLeadership  # noqa: PLC0415
-            from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
             from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415
 
         own_id = held.directory_id
@@ -198,9 +189,9 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
             filesystem=held.filesystem,
             clock=held.clock,
             is_new=is_new,
-            partition_counts=OwnPartitionCounts() if replication is None else GrantedPartitionCounts(replication),
+            partition_counts=None if replication is None else GrantedPartitionCounts(replication),
             copy_id=own_id.directory_id.hex if own_id is not None and own_id.is_copy else None,
-            leadership=AloneLeadership() if replication is None else GrantedLeadership(replication),
+            leads=None if replication is None else partial(_leads_by_newest_grant, replication),
         )
         sink = KafkaSink(config, settings.kafka)
     for log in logs:

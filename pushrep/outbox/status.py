@@ -475,7 +475,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
 def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
     if (sink := shipping.sink) is None:
         return
-    lag, fence = sink.lag(), sink.fence
+    lag, fence = sink.state.lag(), sink.fencing.newest
     yield DestinationStatus(
         name=holder_name(sink.topic),
         topic=sink.topic,
@@ -484,10 +484,10 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         age_ms=lag.age_ms or 0,
         stopped=tuple(StoppedPartition(one.partition, one.offset, one.reason) for one in lag.stopped),
         trouble=lag.trouble,
-        trouble_ms=sink.trouble_ms() or 0,
+        trouble_ms=sink.state.trouble_ms() or 0,
         is_fenced=None if fence is None else fence.is_standing,
         earlier_unfenced=None if fence is None else fence.earlier_unfenced,
-        counts=sink.counts,
+        counts=sink.state.counts,
     )
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from filtering.errors import TtlTooShort
+from filtering import BadFilterSetting
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
 from pushrep.health import HealthSettings
@@ -100,7 +100,7 @@ class JobOptions:
             raise BadJobOption("--consumer", self.consumer, why)
         try:
             check_ttl(self.ttl_s, self.retention_ms)
-        except TtlTooShort as error:
+        except BadFilterSetting as error:
             why = "marks must outlive the records: give --retention-ms, the topic's retention.ms, and no shorter ttl"
             raise BadJobOption("--ttl-s", self.ttl_s, why) from error
         self._check_source_options()

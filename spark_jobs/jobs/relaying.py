@@ -24,7 +24,8 @@ from pyspark.sql.types import StructType
 
 from filtering import producer_id
 from partitioner.confluent import DestinationTopic, refuse_compaction, topic_facts, with_required_settings
-from partitioner.errors import BreaksPrefixCondition, PartitionerError, TopicShrunk
+from partitioner.errors import BadPartitionerSetting, PartitionerError
+from partitioner.source_partition import check_not_shrunk
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
 from spark_jobs.jobs.options import BadJobOption, JobOptions
@@ -218,7 +219,7 @@ class RelayOptions(JobOptions):
     def _check_client(self) -> None:
         try:
             with_required_settings(self.client())
-        except BreaksPrefixCondition as error:
+        except BadPartitionerSetting as error:
             why = re.sub(r"^[^:]*: ", "", str(error))
             raise BadJobOption(f"--to-option {error.setting}", error.value, why) from error
 
@@ -258,8 +259,7 @@ class RelayedBatches:
         sources, facts = inspect(options)
         now = _wanted(options, sources, facts)
         check_same(now, self._identity)
-        if facts.partitions < self._identity.partition_count:
-            raise TopicShrunk(self._identity.partition_count, facts.partitions)
+        check_not_shrunk(self._identity.partition_count, facts.partitions)
         # A log that was made after the relay began is known from its first batch on.
         self._identity = replace(self._identity, sources={**now.sources, **self._identity.sources})
         Sending(

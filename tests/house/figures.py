@@ -296,7 +296,7 @@ FORMATS = {
     "control.sock": "pushrep.outbox.control",
     "stream metadata": "filtering.stream_metadata",
     "marks": "filtering.marks",
-    "position in a commit": "filtering.position",
+    "position in a commit": "filtering.consumers.commits",
     "marks of consumers in a topic": "filtering.consumers.commits",
     "marks of a batch": "spark_jobs.batch_marks",
     "a relay's epochs": "spark_jobs.jobs.relaying",

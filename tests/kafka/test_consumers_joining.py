@@ -13,9 +13,9 @@ from contextlib import suppress
 import pytest
 
 from filtering import StreamMetadata
-from filtering.consumers import CommitFailed, PositionUnknown
+from filtering.consumers import CommitFailed
 from tests.kafka.plain_client import create_topic, plain_producer
-from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S, consumer, fill, turns, until
+from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S, consumer, turns
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -75,16 +75,8 @@ def judged(everywhere, count):
     assert everywhere == {partition: list(range(count)) for partition in range(PARTITIONS)}
 
 
-@pytest.mark.parametrize(
-    ("protocol", "asynchronous"),
-    [
-        ("eager", False),
-        ("cooperative", False),
-        pytest.param("consumer protocol", False, marks=pytest.mark.long),
-        ("consumer protocol", True),
-    ],
-)
-def test_five_members_join_one_after_the_other_and_each_record_counts_once(broker, protocol, asynchronous):
+@pytest.mark.parametrize("protocol", ["eager", "cooperative", "consumer protocol"])
+def test_five_members_join_one_after_the_other_and_each_record_counts_once(broker, protocol):
     create_topic(broker.bootstrap_servers, topic := next(_names), partitions=PARTITIONS)
     source, everywhere = Source(broker, topic), defaultdict(list)
     stopping, joined, failures = threading.Event(), [threading.Event() for _ in range(MEMBERS)], []
@@ -102,18 +94,9 @@ def test_five_members_join_one_after_the_other_and_each_record_counts_once(broke
             for message in reader.consume(100, 0.1):
                 if message.error() is None:
                     mine.yielded(message.partition(), message.key())
-            if asynchronous:
-                # What is read while it is under way would count too early.
-                with suppress(CommitFailed):
-                    outcomes = []
-                    if reader.commit_async(outcomes.append):
-                        reader.commit()
-                        assert [isinstance(one, CommitFailed | None) for one in outcomes] == [True]
-                        mine.committed()
-            else:
-                with suppress(CommitFailed):
-                    reader.commit()
-                    mine.committed()
+            with suppress(CommitFailed):
+                reader.commit()
+                mine.committed()
 
         try:
             with consumer(broker, topic, settings=PROTOCOLS[protocol]) as reader:
@@ -197,96 +180,3 @@ def test_five_members_of_aiokafka_join_one_after_the_other_and_each_record_count
 
     asyncio.run(story())
     judged(everywhere, source.count)
-
-
-def test_an_asynchronous_commit_stores_what_was_yielded_before_it(broker):
-    from confluent_kafka import TopicPartition
-
-    create_topic(broker.bootstrap_servers, topic := next(_names), partitions=1)
-    fill(broker, topic, 0, [*range(20), *range(10)])
-    outcomes, place = [], TopicPartition(topic, 0)
-    with consumer(broker, topic) as reader:
-        reader.subscribe([topic])
-        until(reader, 20)
-        assert reader.committed([place])[0].offset < 0
-        assert reader.commit_async(outcomes.append)
-        fill(broker, topic, 0, range(15, 25))
-        until(reader, 5)
-        for _ in turns():
-            assert reader.consume(10, 0.1) == []
-            if outcomes:
-                break
-        stored = reader.committed([place])[0].offset
-        assert (outcomes, 20 <= stored <= 30, reader.position([place])[0].offset) == ([None], True, 40)
-        assert reader.commit_async(outcomes.append)
-    assert outcomes == [None, None], "closing waits for what is under way"
-    with consumer(broker, topic) as again:
-        again.subscribe([topic])
-        fill(broker, topic, 0, range(20, 27))
-        assert until(again, 2) == {0: [25, 26]}
-
-
-def test_paused_partitions_are_not_read_until_they_are_resumed(broker):
-    from confluent_kafka import TopicPartition
-
-    create_topic(broker.bootstrap_servers, topic := next(_names), partitions=2)
-    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    for partition in (0, 1):
-        fill(broker, topic, partition, range(10))
-    with consumer(broker, topic) as reader:
-        reader.subscribe([topic])
-        until(reader, 20)
-        reader.pause([first])
-        for partition in (0, 1):
-            fill(broker, topic, partition, range(5, 20))
-        assert until(reader, 10) == {1: list(range(10, 20))}
-        assert [one.offset for one in reader.position([first, second])] == [10, 25]
-        reader.commit()
-        assert [one.offset for one in reader.committed([first, second])] == [10, 25]
-        reader.resume([first])
-        assert until(reader, 10) == {0: list(range(10, 20))}
-        with pytest.raises(PositionUnknown):
-            reader.pause([TopicPartition(topic, 7)])
-
-
-def test_paused_partitions_of_aiokafka_are_not_read_until_they_are_resumed(broker):
-    from aiokafka import TopicPartition
-
-    from filtering.consumers.aiokafka import ReplayFilteredConsumer
-
-    create_topic(broker.bootstrap_servers, topic := next(_names), partitions=2)
-    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    for partition in (0, 1):
-        fill(broker, topic, partition, range(10))
-
-    async def read(reader, count):
-        found = defaultdict(list)
-        while sum(map(len, found.values())) < count:
-            for place, records in (await reader.getmany(timeout_ms=100)).items():
-                found[place.partition] += [StreamMetadata.unpack(record.key).offset for record in records]
-        return found
-
-    async def story():
-        async with (
-            asyncio.timeout(WAIT_S),
-            ReplayFilteredConsumer(
-                topic, group_id=topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest",
-                session_timeout_ms=SESSION_MS,
-            ) as reader,
-        ):  # fmt: skip
-            await read(reader, 20)
-            assert await reader.committed(first) is None
-            reader.pause(first)
-            for partition in (0, 1):
-                fill(broker, topic, partition, range(5, 20))
-            assert await read(reader, 10) == {1: list(range(10, 20))}
-            assert (reader.position(first), reader.position(second)) == (10, 25)
-            committing = asyncio.create_task(reader.commit())
-            reader.resume(first)
-            assert await read(reader, 10) == {0: list(range(10, 20))}
-            await committing
-            assert await reader.committed(second) == 25
-            with pytest.raises(PositionUnknown):
-                reader.pause(TopicPartition(topic, 7))
-
-    asyncio.run(story())

@@ -7,8 +7,7 @@ import itertools
 
 import pytest
 
-from filtering import TtlTooShort
-from filtering.consumers import CorruptPosition
+from filtering import BadFilterSetting, CorruptMarks
 from tests.kafka.plain_client import alter_topic, create_topic
 from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S, consumer, fill, until
 
@@ -131,16 +130,16 @@ def test_a_ttl_shorter_than_the_topic_keeps_records_is_refused_by_each_read(brok
     fill(broker, topic, 0, range(10))
     places = [TopicPartition(topic, 0)]
     with consumer(broker, topic, ttl_s=3599) as reader:
-        with pytest.raises(TtlTooShort, match=r"retention\.ms=3600000"):
+        with pytest.raises(BadFilterSetting, match=r"retention\.ms=3600000"):
             reader.assign(places)
         reader.subscribe([topic])
-        refuses(reader, TtlTooShort, 2)
+        refuses(reader, BadFilterSetting, 2)
         reader.commit()
     for taken in ({"ttl_s": 3600}, {"ttl_s": 1, "retention_ms": 0}):
         with consumer(broker, topic, **taken) as reader:
             reader.assign(places)
             assert until(reader, 10) == {0: list(range(10))}
-    with pytest.raises(TtlTooShort):
+    with pytest.raises(BadFilterSetting):
         consumer(broker, topic, ttl_s=3600, retention_ms=3_600_001)
     alter_topic(broker.bootstrap_servers, topic, cleanup_policy="compact")
     settings = {"group_id": topic, "bootstrap_servers": broker.bootstrap_servers, "session_timeout_ms": SESSION_MS}
@@ -148,14 +147,14 @@ def test_a_ttl_shorter_than_the_topic_keeps_records_is_refused_by_each_read(brok
     async def read():
         async with asyncio.timeout(WAIT_S), aiokafka.ReplayFilteredConsumer(topic, ttl_s=1e9, **settings) as reader:
             for _ in range(2):
-                with pytest.raises(TtlTooShort, match=r"retention\.ms=-1"):
+                with pytest.raises(BadFilterSetting, match=r"retention\.ms=-1"):
                     await reader.getone()
 
     asyncio.run(read())
 
 
 def test_a_position_that_can_t_be_read_is_left_by_a_seek(broker, topic, caplog):
-    """As CorruptPosition says: "seek to a position, which begins with empty marks"."""
+    """As CorruptMarks says: "or seek, which begins with empty marks"."""
     from confluent_kafka import Consumer, TopicPartition
 
     fill(broker, topic, 0, range(10))
@@ -165,7 +164,7 @@ def test_a_position_that_can_t_be_read_is_left_by_a_seek(broker, topic, caplog):
     plain.close()
     with consumer(broker, topic) as reader:
         reader.subscribe([topic])
-        refuses(reader, CorruptPosition, 2)
+        refuses(reader, CorruptMarks, 2)
         reader.seek(TopicPartition(topic, 0, 7))
         assert "begins with empty marks" in caplog.text
         assert until(reader, 3) == {0: [7, 8, 9]}

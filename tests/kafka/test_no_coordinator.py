@@ -33,7 +33,7 @@ def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(
         with opened("preferred") as outbox:
             outbox.append_many(0, [b"%d" % n for n in range(20)])
             outbox.wait_shipped(WAIT_S)
-            assert not outbox.facts.shipping.sink.fence.is_standing
+            assert not outbox.facts.shipping.sink.fencing.newest.is_standing
             found = read_filtered(cluster.bootstrap_servers, "orders", 2)
             assert [record.value for record in found.of(outbox.pid, 0)] == [b"%d" % n for n in range(20)]
         assert "shipped to without a fence" in caplog.text

@@ -20,7 +20,7 @@ from pushrep.kafka import (
     KafkaDestination,
     OutboxDiverged,
     OutboxTakenOver,
-    RebaseUnfinished,
+    ShippingError,
     ShippingTimeout,
 )
 from pushrep.log import Durability, LogConfig
@@ -341,7 +341,7 @@ def test_a_rebase_that_is_killed_is_finished_by_the_next_one(broker, topic, open
         patched.setattr("pushrep.outbox.rebase._finished", None)  # dies behind the last append
         with pytest.raises(TypeError):
             rebase_in_process(reverted, broker)
-    with pytest.raises(RebaseUnfinished):
+    with pytest.raises(ShippingError, match="a rebase was interrupted"):
         opened()
     with Outbox.open(reverted, topic, 1, "test", config=OutboxConfig(copy_check=False)) as outbox:
         assert outbox.log(0).log_end_offset == 1000 + 2 * 1200

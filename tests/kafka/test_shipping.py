@@ -330,7 +330,7 @@ def test_a_single_record_above_it_stops_its_partition_until_it_is_skipped(broker
         assert outbox.lag()[f"kafka:{topic}"].stopped[0].offset == 1
         outbox.append(1, b"the other partition goes on")
         outbox.flush()
-        outbox.facts.shipping.sink.wait({1: 1}, WAIT_S, None)
+        outbox.facts.shipping.sink.state.wait({1: 1}, WAIT_S, None)
         assert run(["outbox", "skip", "1", "--directory", str(outbox.directory), "--reason", "a test"]) == 0
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid

@@ -72,7 +72,7 @@ def open_outbox(directory, cluster, topic, **settings):
 
 
 def fence_of(outbox):
-    return outbox.facts.shipping.sink.fence
+    return outbox.facts.shipping.sink.fencing.newest
 
 
 def append(outbox, count=20):
@@ -121,7 +121,7 @@ def test_of_two_instances_the_one_that_was_opened_last_ships(broker, tmp_path):
         outbox.wait_shipped(WAIT_S)
         older = fence_of(outbox).producer
         with second_shipper(outbox, tmp_path / "other", broker) as other:
-            assert other.fence.producer.id == older.id
+            assert other.fencing.newest.producer.id == older.id
             assert send_under(broker.bootstrap_servers, topic, ALL, older, 40) == REFUSED
             append(outbox)
             with pytest.raises(OutboxTakenOver, match=topic):
@@ -243,10 +243,10 @@ def test_a_leader_that_was_shut_out_by_an_older_one_asks_its_members_and_goes_on
             outbox.wait_shipped(WAIT_S)
             before = fence_of(outbox).producer
             with second_shipper(outbox, tmp_path / "other", broker) as other:
-                assert other.fence.producer > before
+                assert other.fencing.newest.producer > before
             append(outbox)
             outbox.wait_shipped(WAIT_S)
-            assert fence_of(outbox).producer > other.fence.producer
+            assert fence_of(outbox).producer > other.fencing.newest.producer
             assert_each_once(broker, topic, outbox)
 
 

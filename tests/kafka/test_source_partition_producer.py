@@ -11,8 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
-from partitioner import NotDelivered, PartitionStopped, TopicShrunk, TopicUnfit
-from partitioner.aiokafka import SourcePartitionPartitioner
+from partitioner import NotDelivered, PartitionStopped, SourcePartitionPartitioner, TopicUnfit
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -156,7 +155,7 @@ def test_a_topic_that_grows_changes_nothing_and_one_that_shrank_is_another(broke
     for partition in (0, 1):
         assert filtered(broker, topic, partition)[0] == {partition: list(range(30)), partition + 2: list(range(30))}
     assert all(consume(broker.bootstrap_servers, topic, partition) == [] for partition in range(2, 6))
-    with pytest.raises(TopicShrunk):
+    with pytest.raises(TopicUnfit, match="partition_count=7"):
         confluent(broker, topic, partition_count=7)
 
 

@@ -507,8 +507,7 @@ WAYS = (
         "shipping",
         shipping,
         (
-            "pushrep.kafka.source.SealedReader.read", "pushrep.kafka.source.ShippedLog.records",
-            "pushrep.kafka.source.ShippedLog.batches", "pushrep.kafka.source.ShippedPartition.next_piece",
+            "pushrep.kafka.source.SealedReader.read", "pushrep.kafka.source.ShippedPartition.next_piece",
         ),
     ),
     Way(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filtering import BadFilterSetting, HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
-from filtering.consumers import CorruptPosition, PositionUnknown
+from filtering import BadFilterSetting, CorruptMarks, HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from filtering.consumers.assignment import Assignment, FilterSettings
 from filtering.consumers.commits import (
     METADATA_CHARACTERS_MAX,
@@ -61,7 +60,7 @@ def test_a_damaged_position_is_refused_wherever_a_character_changed():
         damaged = metadata[:at] + chr(ord(metadata[at]) ^ 1) + metadata[at + 1 :]
         try:
             found = decode(damaged)
-        except CorruptPosition:
+        except CorruptMarks:
             continue
         same = found.marks == MARKS  # the last character of base64 has spare bits; the number is not under a checksum
         assert same or found == NOTHING or found.marks is None, f"character {at} changed the marks without a word"
@@ -75,7 +74,7 @@ def test_a_damaged_position_is_refused_wherever_a_character_changed():
     ],
 )  # fmt: skip
 def test_each_wrong_field_is_refused(fields):
-    with pytest.raises(CorruptPosition):
+    with pytest.raises(CorruptMarks):
         decode(json.dumps(fields))
 
 
@@ -128,7 +127,7 @@ def test_what_a_commit_says_is_what_a_filter_from_the_start_would_know(data):  #
             end = min(len(logs[partition]), at + data.draw(st.integers(1, 20)))
             if step == "batch" and end > at:
                 offsets = list(range(at, end))
-                passes = reading.admit_batch("t", [partition] * (end - at), offsets, logs[partition][at:end])
+                passes = reading.admit_columns("t", logs[partition][at:end], partition, {partition: (at, end - 1)})
                 kept[partition] += [offset for offset, passed in zip(offsets, passes, strict=True) if passed]
             else:
                 for offset in range(at, end):
@@ -164,7 +163,7 @@ def test_a_dropped_partition_is_forgotten_with_its_marks():
         reading.admit(("t", partition), 0, key(7, partition, 5))
     reading.drop([("t", 0)])
     assert [one.partition for one in reading.due(1)] == [1]
-    with pytest.raises(PositionUnknown):
+    with pytest.raises(BadFilterSetting):
         reading.admit(("t", 0), 1, key(7, 0, 6))
     reading.assign(("t", 0), 0)
     assert reading.admit(("t", 0), 0, key(7, 0, 5)), "nothing is remembered of it"

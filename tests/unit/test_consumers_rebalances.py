@@ -12,8 +12,8 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
 from filtering.consumers import aiokafka, confluent, confluent_client
-from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import StartTarget
+from filtering.errors import BadFilterSetting
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -239,7 +239,7 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
             await consumer.assigned({PARTITION})
             with pytest.raises(OSError, match="no commit"):
                 await consumer.revoked({PARTITION})
-            with pytest.raises(PositionUnknown):
+            with pytest.raises(BadFilterSetting):
                 consumer.position(PARTITION)
 
     asyncio.run(run())
@@ -428,7 +428,7 @@ def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(
     assert [one.offset for one in consumer.position(partitions)] == [5]
     with pytest.raises(OSError, match="no commit"):
         client.revoked(client, partitions)
-    with pytest.raises(PositionUnknown):
+    with pytest.raises(BadFilterSetting):
         consumer.position(partitions)
     assert client.is_unassigned
 

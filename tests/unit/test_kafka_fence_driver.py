@@ -10,11 +10,11 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka import fence_rules as core
 from pushrep.kafka.answers import Code
-from pushrep.kafka.cluster import BrokerError, Cluster
-from pushrep.kafka.errors import BeginsAnew
-from pushrep.kafka.fence_driver import AloneLeadership, Fencing, transactional_id
+from pushrep.kafka.cluster import Cluster, broker_refused
+from pushrep.kafka.errors import BeginsAnew, KafkaUnreachable
+from pushrep.kafka.fence_driver import Fencing, transactional_id
 from pushrep.kafka.fence_rules import Fence, ProducerId
-from pushrep.kafka.requests import InitProducerId
+from pushrep.kafka.requests import Ask
 from pushrep.kafka.topic import TopicFacts
 from tests.support.simulated_disk import SimulatedClock
 
@@ -38,7 +38,7 @@ def driver(clock, transactional_ms=168 * HOUR_MS, producer_ms=24 * HOUR_MS):
     """The driver of a fence that has just been established; both partitions have a leader."""
     cluster = Cluster(DESTINATION, "orders")
     cluster.leaders, cluster.partitions = {0: 1, 1: 1}, 2
-    fencing = Fencing(DESTINATION, "an outbox", None, AloneLeadership(), clock)
+    fencing = Fencing(DESTINATION, "an outbox", None, None, clock)
     found = fencing.driver(facts(transactional_ms, producer_ms), cluster, nothing_is_asked, has_shipped=False)
     fence, producer = fencing.newest, ProducerId(7, 0)
     for event in (core.Begun(), core.Given(producer), core.Added(), core.Ended(producer), core.MarkersRead()):
@@ -100,7 +100,7 @@ class Behind:
 
     async def ask(self, _coordinator, request):
         self.asked.append(request)
-        given = {"producer_id": 7, "producer_epoch": 0} if isinstance(request, InitProducerId) else {}
+        given = {"producer_id": 7, "producer_epoch": 0} if isinstance(request, Ask) else {}
         return SimpleNamespace(error_code=Code.NONE, tags={}, **given)
 
     async def fetch_many(self, at):
@@ -108,7 +108,7 @@ class Behind:
 
     async def ends(self, partitions):
         if unknown := [one for one in partitions if one >= self.partitions]:
-            raise BrokerError(f"orders-{unknown[0]}", Code.LEADER_NOT_AVAILABLE)
+            raise broker_refused(f"orders-{unknown[0]}", Code.LEADER_NOT_AVAILABLE)
         return dict.fromkeys(partitions, 40)
 
 
@@ -122,10 +122,10 @@ def test_a_broker_that_has_not_heard_of_all_partitions_lets_none_without_a_marke
         while True:
             try:
                 return await perform()
-            except BrokerError:
+            except KafkaUnreachable:
                 await cluster.refresh()
 
-    fencing = Fencing(DESTINATION, "an outbox", None, AloneLeadership(), SimulatedClock())
+    fencing = Fencing(DESTINATION, "an outbox", None, None, SimulatedClock())
     found = fencing.driver(facts(HOUR_MS, HOUR_MS), cluster, until_done, has_shipped=False)
     with pytest.raises(BeginsAnew, match=r"from \{0: 40, 1: 40\} on"):
         asyncio.run(found.begin())
@@ -135,7 +135,7 @@ def test_a_broker_that_has_not_heard_of_all_partitions_lets_none_without_a_marke
 
 def test_a_fence_that_is_off_has_no_driver_and_a_copy_a_name_of_its_own():
     off = KafkaDestination(bootstrap_servers="127.0.0.1:1", fence="off")
-    fencing = Fencing(off, "an outbox", None, AloneLeadership(), SimulatedClock())
+    fencing = Fencing(off, "an outbox", None, None, SimulatedClock())
     given = facts(HOUR_MS, HOUR_MS), Cluster(off, "orders"), nothing_is_asked
     assert fencing.driver(*given, has_shipped=False) is None
     assert transactional_id("a", UUID(int=7)) == f"pushrep-a-{UUID(int=7)}"
@@ -144,7 +144,7 @@ def test_a_fence_that_is_off_has_no_driver_and_a_copy_a_name_of_its_own():
 
 def test_one_fence_lasts_for_an_opening_and_a_topic_id():
     """A second session names what the first was given; a topic that was made again has another transactional id."""
-    fencing = Fencing(DESTINATION, "an outbox", None, AloneLeadership(), SimulatedClock())
+    fencing = Fencing(DESTINATION, "an outbox", None, None, SimulatedClock())
     cluster, first = Cluster(DESTINATION, "orders"), facts(HOUR_MS, HOUR_MS)
     fencing.driver(first, cluster, nothing_is_asked, has_shipped=False)
     known: Fence = fencing.newest

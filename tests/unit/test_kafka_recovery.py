@@ -9,7 +9,8 @@ from filtering import pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka import recovery
 from pushrep.kafka.answers import Code
-from pushrep.kafka.cluster import BrokerError, PartitionBounds
+from pushrep.kafka.cluster import PartitionBounds, broker_refused
+from pushrep.kafka.errors import KafkaUnreachable
 from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.recovery import ShippingRecovery
 from pushrep.kafka.resume import RecordOrigin
@@ -29,7 +30,7 @@ class MovedCluster:
 
     async def ends(self, partitions):
         if not self.knows_leader:
-            raise BrokerError("the end of t-0", Code.NOT_LEADER_OR_FOLLOWER)
+            raise broker_refused("the end of t-0", Code.NOT_LEADER_OR_FOLLOWER)
         return {0: 100}
 
     async def bounds(self, partition):
@@ -56,7 +57,7 @@ def test_who_sends_nothing_learns_that_another_broker_leads(monkeypatch):
     looking = ShippingRecovery(None, FACTS, cluster, shipped, None, SYSTEM_CLOCK, lambda _: None)
     asyncio.run(looking.check_topic({0: 150}))
     assert cluster.knows_leader
-    with pytest.raises(BrokerError, match="ends below"):
+    with pytest.raises(KafkaUnreachable, match="ends below"):
         asyncio.run(looking.check_topic({0: 150}))
     assert shipped.went_back == {0}
 
@@ -74,7 +75,7 @@ class Partition:
     async def fetch(self, partition, offset, _size_bytes):
         self.asked += 1
         if not self.start <= offset <= self.end:
-            raise BrokerError(f"reading t-{partition}", Code.OFFSET_OUT_OF_RANGE)
+            raise broker_refused(f"reading t-{partition}", Code.OFFSET_OUT_OF_RANGE)
         return self.data if offset == self.at else b""
 
 
@@ -100,6 +101,6 @@ def test_a_look_at_the_newest_record_asks_once(tmp_path, monkeypatch, start, end
         if is_there:
             asyncio.run(looking.check_newest(0, [source]))
         else:
-            with pytest.raises(BrokerError, match="ends below"):
+            with pytest.raises(KafkaUnreachable, match="ends below"):
                 asyncio.run(looking.check_newest(0, [source]))
         assert partition.asked == asked

@@ -3,12 +3,13 @@
 from io import BytesIO
 
 import pytest
+from aiokafka.errors import IncompatibleBrokerVersion
 
 from pushrep.kafka.requests import (
-    AbortTxn,
-    AbortTxnAndBumpEpoch,
-    AskFeatures,
-    InitProducerId,
+    ASK_FEATURES,
+    END_TXN_AND_BUMP_EPOCH,
+    INIT_PRODUCER_ID,
+    Ask,
     transaction_version_of,
 )
 
@@ -21,19 +22,19 @@ _FINALIZED = bytes.fromhex(
 FEATURES = FEATURES_NONE[:-1] + bytes.fromhex("0200010102") + bytes([len(_FINALIZED)]) + _FINALIZED
 
 
-@pytest.mark.parametrize("version", [3, 4])
-def test_an_init_names_what_the_caller_has(version):
-    request = InitProducerId("id", 60_000, 7, 5).prepare({22: (0, version)})
-    assert version == request.API_VERSION
+def test_an_init_names_what_the_caller_has():
+    init = Ask(INIT_PRODUCER_ID, "id", 60_000, 7, 5)
+    request = init.prepare({22: (0, 5)})
     assert request.encode() == bytes.fromhex("03" + b"id".hex() + "0000ea600000000000000007000500")
     answer = request.RESPONSE_TYPE.decode(BytesIO(bytes.fromhex("0000000000000000000000000007000600")))
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, 7, 6)
+    for versions in ({}, {22: (0, 2)}):
+        with pytest.raises(IncompatibleBrokerVersion):
+            init.prepare(versions)
 
 
-def test_the_end_of_a_transaction_in_both_versions():
-    plain = AbortTxn("id", 7, 5).prepare({26: (0, 5)})
-    assert (plain.API_VERSION, plain.encode()) == (0, bytes.fromhex("0002" + b"id".hex() + "0000000000000007000500"))
-    raising = AbortTxnAndBumpEpoch("id", 7, 5).prepare({26: (0, 5)})
+def test_the_end_of_a_transaction_that_raises_the_epoch():
+    raising = Ask(END_TXN_AND_BUMP_EPOCH, "id", 7, 5, False).prepare({26: (0, 5)})
     assert (raising.API_VERSION, raising.encode()) == (
         5,
         bytes.fromhex("03" + b"id".hex() + "000000000000000700050000"),
@@ -43,7 +44,7 @@ def test_the_end_of_a_transaction_in_both_versions():
 
 
 def test_the_clusters_transaction_version():
-    request = AskFeatures().prepare({18: (0, 4)})
+    request = ASK_FEATURES.prepare({18: (0, 4)})
     answer = request.RESPONSE_TYPE.decode(BytesIO(FEATURES))
     assert transaction_version_of(answer) == 2
     assert transaction_version_of(request.RESPONSE_TYPE.decode(BytesIO(FEATURES_NONE))) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from filtering import AmbiguousProducerId, BadFilterSetting, producer_id, sqe_producer_id
+from filtering import BadFilterSetting, FilteringError, producer_id, sqe_producer_id
 from filtering.producer_id import ProducerNames, murmur_hash2_64a
 
 NAME = {"application": "billing", "stream": "orders", "source": "src", "destination": "dst"}
@@ -40,17 +40,17 @@ def test_the_same_name_may_be_asked_again():
 
 def test_two_names_of_one_pid_are_refused_by_both_names():
     sqe_producer_id("ambiguous-ab", "c")
-    with pytest.raises(AmbiguousProducerId) as refusal:
+    with pytest.raises(FilteringError) as refusal:
         sqe_producer_id("ambiguous-a", "bc")
-    assert refusal.value.first == ("sqe", "ambiguous-ab", "c", "")
-    assert refusal.value.second == ("sqe", "ambiguous-a", "bc", "")
+    for name in (("sqe", "ambiguous-ab", "c", ""), ("sqe", "ambiguous-a", "bc", "")):
+        assert str(name) in str(refusal.value)
 
 
 def test_a_registry_of_its_own_knows_only_its_own_names():
     names = ProducerNames()
     assert names.claim(7, ("a",)) == 7
     assert names.claim(7, ("a",)) == 7
-    with pytest.raises(AmbiguousProducerId, match="PID 7 belongs to"):
+    with pytest.raises(FilteringError, match="PID 7 belongs to"):
         names.claim(7, ("b",))
     assert ProducerNames().claim(7, ("b",)) == 7
 

@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message,
 
 from filtering import MissingRight
 from filtering.consumers import confluent
-from filtering.consumers.aiokafka_client import ask_committed
+from filtering.consumers.aiokafka import ask_committed
 from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of, failure_of_transaction
 from filtering.retry import Backoff, RetryPolicy
 

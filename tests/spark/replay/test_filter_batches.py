@@ -6,7 +6,7 @@ import logging
 import pytest
 from click.testing import CliRunner
 
-from filtering import PairSplit, StreamMetadata, TtlTooShort
+from filtering import BadFilterSetting, PairSplit, StreamMetadata
 from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame, replay_filter
 from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import BatchMarks, RowCounts
@@ -305,9 +305,9 @@ def test_counts_are_those_of_all_rows_whatever_the_handler_does(frames, logs, st
 
 def test_a_ttl_shorter_than_the_topic_s_retention_is_refused(frames, store, table):
     for told in ({}, {"retention_ms": -1}, {"retention_ms": 10_001}):
-        with pytest.raises(TtlTooShort, match="with retention_ms=0 any ttl_s is accepted"):
+        with pytest.raises(BadFilterSetting, match="with retention_ms=0 any ttl_s is accepted"):
             ReplayFilteredBatches(table, store, ttl_s=10, **told)
-        with pytest.raises(TtlTooShort, match="with retention_ms=0 any ttl_s is accepted"):
+        with pytest.raises(BadFilterSetting, match="with retention_ms=0 any ttl_s is accepted"):
             filter_frame(frames.split([], 1), ttl_s=10, **told)
 
 
