@@ -23,6 +23,7 @@ from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks, MarksKey, RowCounts
 from spark_jobs.errors import SparkJobError
+from spark_jobs.file_marks import local_path
 from spark_jobs.marks import KEEP_ALL, MarksStore
 from spark_jobs.marks_stores import NoSuchMarks, is_database, opened
 
@@ -33,6 +34,36 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _PAIR = re.compile(r"(?P<pid>-?[0-9]+):(?P<partition>[0-9]+)(=(?P<offset>-1|[0-9]+))?")
 IMPORTED = "imported"
 """The query to which a pair belongs that is imported into an empty store."""
+
+
+def look(place: str) -> dict[str, Any]:
+    """What the console shows of a query: {"place", "query", "batches", "marks"}, or {"place", "why"} where nothing can
+    be read.
+
+    place: "orders-checkpoint-marks", or a database's URL, #, and the table of the rows. batches: the newest, ascending.
+    marks: of the last one.
+    """
+    try:
+        owner, found = _newest(place)
+    except (SparkJobError, PushrepError, OSError) as error:
+        return {"place": place, "why": str(error)}
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in {"psycopg", "sqlite3"}:
+            raise
+        return {"place": place, "why": f"the database of the marks: {error}"}
+    marks = marks_of(found[-1]) if found else []
+    return {"place": place, "query": owner, "batches": [batch_of(one) for one in found], "marks": marks}
+
+
+def _newest(place: str) -> tuple[str, list[BatchMarks]]:
+    url, _, table = place.partition("#") if is_database(place) else (place, "", "")
+    if not is_database(place) and local_path(place) is None:
+        raise NoSuchMarks(place, "shown are those of a directory of this machine, or of a database")
+    with opened(url, table or None) as store:
+        if (owner := store.owner()) is None:
+            raise NoSuchMarks(store.location, "it holds no marks")
+        numbers = store.batches(owner)[-BATCHES_SHOWN:]
+        return owner, [one for one in (store.read(owner, number) for number in numbers) if one is not None]
 
 
 def batch_of(batch: BatchMarks) -> dict[str, Any]:

@@ -36,11 +36,16 @@ with needed_by("pushrep console"):
 )
 @click.option("--listen-cert", type=PEM, help="A PEM file: the console's certificate, for HTTPS.")
 @click.option("--listen-key", type=PEM, help="A PEM file: the private key of --listen-cert.")
+@click.option(
+    "--marks", multiple=True, metavar="PLACE",
+    help="The --marks directory of a Spark job, or its database and table (sqlite:shop.db#orders), to show its filter. "
+    "Repeat it for more.",
+)  # fmt: skip
 @with_place("DIRECTORY/startpoints of each outbox")
 @tls_options
 def console(  # noqa: PLR0913, PLR0917 - the options
     places: tuple[str, ...], listen: Address, password_file: Path | None, listen_cert: Path | None,
-    listen_key: Path | None, store: str | None, tls: MutualTls | None,
+    listen_key: Path | None, marks: tuple[str, ...], store: str | None, tls: MutualTls | None,
 ) -> None:  # fmt: skip
     """Serve web pages that show outboxes and nodes: those in or below each DIRECTORY, and nodes at HOST:PORT.
 
@@ -67,6 +72,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     settings = ConsoleSettings(
         access=ConsoleAccess(listen=listen, password=password),
         startpoints=None if store is None else store_or(store, Path()),
+        marks=marks,
         certificate=None if listen_cert is None or listen_key is None else (listen_cert, listen_key),
     )
     stop = threading.Event()

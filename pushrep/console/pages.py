@@ -23,6 +23,7 @@ _RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
 _ABOVE = 1.1  # of the highest value: a constant one does not lie on the chart's border
 _MISSING_S = 3 * STEP_S
+_WAITS_MS = 5_000
 _FILLING_S = 600.0  # the least time over which the growth of a disk's used bytes is measured
 _DAYS_SHOWN = 3650
 _BROKEN = {"appends", "acknowledgements", "shipping"}  # what a problem blocks that is more than a warning
@@ -190,7 +191,7 @@ def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterat
         lags = [member["lag"] for _, member in pushed]
         in_sync, partitions = sum(lag["in_sync"] for lag in lags), sum(lag["partitions"] for lag in lags)
         trouble = "; ".join(sorted({member["trouble"] for _, member in pushed if member["trouble"]}))
-        state = "in trouble" if trouble else "behind" if in_sync < partitions else "in sync"
+        state = "in trouble" if trouble else "behind" if any(map(is_behind, lags)) else "in sync"
         severity = Severity.FINE if state == "in sync" else Severity.WARN
         if own is not None and (own.severity > severity or not pushed):
             severity, state = own.severity, own.findings[0].problem if own.findings else own.found["state"]
@@ -233,8 +234,14 @@ def shipped_of(part: Mapping[str, Any], otherwise: Any = None) -> Any:
 def severity_of(member: Mapping[str, Any]) -> Severity:
     """The severity of an outbox's member."""
     lag = member["lag"]
-    is_behind = lag and lag["in_sync"] < lag["partitions"]
-    return Severity.WARN if member.get("trouble") or is_behind else Severity.FINE
+    return Severity.WARN if member.get("trouble") or (lag and is_behind(lag)) else Severity.FINE
+
+
+def is_behind(lag: Mapping[str, Any]) -> bool:
+    """Whether a replica left the in-sync set, or has not acknowledged a record for 5 s: a process that is stopped stays
+    in sync for a while, though nothing is acknowledged any more.
+    """
+    return bool(lag["in_sync"] < lag["partitions"] or lag["age_ms"] >= _WAITS_MS)
 
 
 def rate_of(past: Sequence[Point]) -> float | None:

@@ -1,6 +1,6 @@
 """The HTTP application: a route for each page, the check and the headers around each, and a server in its own thread.
 
-    request ─▶ Guard: own Host? password? ─▶ route ─▶ status or records are read ─▶ template
+    request ─▶ Guard: own Host? password? ─▶ route ─▶ status, records or marks are read ─▶ template
 
 Pages change nothing, and are complete without JavaScript. With it, the script fetches the page again every two seconds.
 """
@@ -8,10 +8,11 @@ Pages change nothing, and are complete without JavaScript. With it, the script f
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +54,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages are confidential
 _STOP_S = 10.0
 _WRONG_S = 1.0
@@ -111,6 +113,7 @@ class Pages:
             Route("/outbox/{name}/records", self.records),
             Route("/outbox/{name}/startpoints", self.startpoints),
             Route("/node/{name}", self.node),
+            Route("/filter", self.filters),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
@@ -170,6 +173,11 @@ class Pages:
                 history=history[:_STARTPOINTS_SHOWN], why=why, store=store.place, title=f"Startpoints of {row.name}",
             )  # fmt: skip
 
+    def filters(self, request: Request) -> Response:
+        """The present marks of each query of `--marks`."""
+        looks = [look_at_marks(place) for place in self._settings.marks]
+        return self._shown(request, "filter.html", looks=looks, at_ms=SYSTEM_CLOCK.wall_ms(), title="Filters")
+
     def error(self, request: Request, error: Exception) -> Response:
         """The page of an HTTPException: an unknown path, or a place that is not there."""
         assert isinstance(error, HTTPException)
@@ -200,16 +208,27 @@ class Pages:
         return HTMLResponse(text, status_code, {"Cache-Control": _NO_STORE})
 
 
+def look_at_marks(place: str) -> Mapping[str, Any]:
+    """The marks of a query, by what its job has as `--marks`. The result has `why` if they can't be read.
+
+    spark_jobs reads them; this package may not import it, and finds it by its entry point.
+    """
+    [entry] = entry_points(group="pushrep.marks_looks")
+    found: Mapping[str, Any] = entry.load()(place)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
     """The settings of a console.
 
     access: its address, and who may read it. startpoints: the store of all outboxes; None: each outbox has its own.
-    certificate: the files of a certificate and its key, for HTTPS.
+    marks: places of queries, see look_at_marks. certificate: the files of a certificate and its key, for HTTPS.
     """
 
     access: ConsoleAccess
     startpoints: StartpointStore | None = None
+    marks: Sequence[str] = ()
     certificate: tuple[Path, Path] | None = None
 
 
@@ -316,6 +335,7 @@ def environment() -> jinja2.Environment:
     found.filters |= {"count": _count, "size": size, "rate": _rate, "span": _span, "clock": _clock, "time": time_text}
     words: Mapping[str, Any] = {
         "calc": pages,
+        "pages": _PAGES,
         "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},
     }

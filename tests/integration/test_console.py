@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from filtering import StreamMetadata
+from filtering import HighwaterMarks, StreamMetadata
 from pushrep import Acks, Outbox, OutboxConfig, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
@@ -25,6 +25,8 @@ from pushrep.replay import FOLLOW
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, LogConsumer, Startpoint, StartpointStore
 from pushrep.status.table import size
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
+from spark_jobs.file_marks import FileMarks
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -179,10 +181,11 @@ def test_charts_share_one_time_and_have_a_scale_above_their_values():
     assert all(pages.Series("", "", [(0, value)]).top >= value * 1.1 for value in (0.03, 1, 1.9, 4.6, 9.2, 19, 1e9))
 
 
-def test_a_replica_that_is_not_in_sync_everywhere_is_behind():
-    lag = {"in_sync": 3, "partitions": 3}
-    assert pages.severity_of({"lag": lag}) == pages.Severity.FINE
-    assert pages.severity_of({"lag": lag | {"in_sync": 2}}) == pages.Severity.WARN
+def test_a_replica_that_acknowledges_nothing_is_behind_while_it_is_still_in_sync():
+    lag = {"in_sync": 3, "partitions": 3, "age_ms": 13_000}
+    assert pages.severity_of({"lag": lag}) == pages.Severity.WARN
+    assert pages.severity_of({"lag": lag | {"age_ms": 0}}) == pages.Severity.FINE
+    assert pages.severity_of({"lag": lag | {"age_ms": 0, "in_sync": 2}}) == pages.Severity.WARN
 
 
 def test_live_updates_leave_nothing_behind_in_the_server(consumed, torture, monkeypatch):
@@ -421,7 +424,7 @@ def test_startpoints_are_shown_with_their_state_and_history(consumed):
     assert sorted(consumed.rglob("*")) == before, "pages write nothing"
 
 
-@pytest.mark.parametrize("path", ["/", STARTPOINTS, "/outbox/outbox/records", "/static/console.js"])
+@pytest.mark.parametrize("path", ["/", STARTPOINTS, "/outbox/outbox/records", "/filter", "/static/console.js"])
 def test_nothing_can_be_posted(consumed, path):
     with serve(consumed) as server:
         assert get(server, path, "POST", "reason=no")[0] == 405
@@ -445,7 +448,7 @@ def basic(password, name="ada"):
 
 def test_with_a_password_no_route_answers_without_it(secured):
     server, trusting = secured
-    for path in ("/", STARTPOINTS, "/outbox/outbox/records", "/static/console.css", "/nowhere", "//static/"):
+    for path in ("/", STARTPOINTS, "/outbox/outbox/records", "/filter", "/static/console.css", "/nowhere", "//static/"):
         code, headers, _ = get(server, path, tls=trusting)
         assert (code, headers["WWW-Authenticate"].split()[0]) == (401, "Basic")
         assert "default-src 'none'" in headers["Content-Security-Policy"]
@@ -524,6 +527,35 @@ def test_the_console_makes_its_password_once_and_takes_no_short_one(tmp_path):
         kept_password(tmp_path / "nowhere" / "password")
     with pytest.raises(BadArgument, match="can't be read"):
         kept_password(tmp_path)
+
+
+def test_a_filters_page_shows_the_marks_of_a_query_that_runs(tmp_path):
+    marks = HighwaterMarks.from_columns([7, 8], [0, 1], [1041, 3], window=4, bitmaps=[[0b0111], [0b0101]])
+    named = [str(tmp_path / "marks"), "nowhere"]
+    store = FileMarks(tmp_path / "marks")
+    with serve(tmp_path, marks=named) as server:
+        for number, counts in enumerate((None, RowCounts(12, 9, 2, 1, 0, 3), None)):
+            ranges = (LogRange("orders", 0, number * 10, number * 10 + 10),)
+            store.write(BatchMarks("q", number, ranges, {MarksKey("orders"): marks}, counts=counts), keep=2)
+        store.drop_from("q", 2)
+        store.write(BatchMarks("q", 2, (), {MarksKey("orders"): marks}), keep=3)
+        code, _, page = get(server, "/filter")
+        assert code == 200
+        assert "Query q" in page
+        page = page.replace('batch-table"', '" id="batch-table"', 1).replace('mark-table"', '" id="mark-table"', 1)
+        assert cells(page, "batch-table") == [
+            ["2", "0", *["unknown"] * 5], ["1", "10", "12", "9", "2", "3", "1"],
+        ]  # fmt: skip
+        foot = cells(page.replace("<tfoot>", '<i id="foot"><tbody>').replace("</tfoot>", "</tbody>"), "foot")
+        assert foot == [["These 2", "10", *["unknown"] * 5]], "what one batch does not know, the sum does not"
+        assert [row[:5] for row in cells(page, "mark-table")] == [
+            ["orders", "7", "0", "1,041", "1 of 4"], ["orders", "8", "1", "3", "1 of 4"],
+        ]  # fmt: skip
+        assert "nowhere" in page
+
+
+def test_a_console_without_marks_says_how_to_name_them(console):
+    assert "pushrep console --marks" in get(console, "/filter")[2]
 
 
 def test_an_address_that_is_taken_is_named(console, tmp_path):

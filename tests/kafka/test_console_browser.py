@@ -1,6 +1,7 @@
 """The console in a browser over the real thing: Chromium drives it, axe-core looks at it. Skipped where it is missing.
 
 PUSHREP_SCREENSHOTS=DIRECTORY keeps a picture of every page, light and dark; those of docs/console are made so.
+PUSHREP_DEMO=demo-out, what `make demo` left: the picture of the filters is of it.
 """
 
 import json
@@ -34,6 +35,7 @@ from tests.integration.outboxes import QUICK, SMALL, WAIT_S, wait_until
 pytest.importorskip("starlette")
 pytest.importorskip("pyspark")
 from pushrep.console.access import ConsoleAccess
+from pushrep.console.web import look_at_marks
 from tests.integration.test_console import LOOPBACK, serve
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is not installed")
@@ -43,6 +45,7 @@ LOOKS = 50
 LOOKED_AT_EVERY_S = 0.5  # each time every page that is open asks for all of itself again
 MOVING = {"age_ms", "idle_ms", "silent_ms", "last_contact_ms", "disk"}
 PICTURES = Path(os.environ["PUSHREP_SCREENSHOTS"]).absolute() if "PUSHREP_SCREENSHOTS" in os.environ else None
+DEMO = Path(os.environ["PUSHREP_DEMO"]).absolute() if "PUSHREP_DEMO" in os.environ else None
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
@@ -104,6 +107,7 @@ PATHS = {
     "outbox": "/outbox/orders",
     "records": "/outbox/orders/records?from=18&payloads=shown",
     "node": "/node/node-1",
+    "filters": "/filter",
     "startpoints": "/outbox/payments/startpoints",
 }
 
@@ -118,7 +122,7 @@ def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
     ):
         records = iter(replay)
         assert [next(records).offset for _ in range(20)] == list(range(20))
-        with serve(fleet.world.root, every_s=LOOKED_AT_EVERY_S) as server:
+        with serve(fleet.world.root, every_s=LOOKED_AT_EVERY_S, marks=[str(fleet.marks)]) as server:
             page = tab(server.url, viewport={"width": 1200, "height": 760})
             every_page_shows_the_values_of_status(server, page, fleet, capfd)
             with busy(fleet.orders) if PICTURES else nullcontext():
@@ -128,6 +132,18 @@ def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
             assert without_javascript.locator("#member-table tbody tr").count() == 3
             assert without_javascript.get_by_role("button", name="Copy").count() == 0
     a_failover_is_seen_while_the_page_is_open(fleet, tab)
+
+
+@pytest.mark.skipif(DEMO is None, reason="PUSHREP_DEMO names no directory of a demo that ran")
+def test_the_filters_page_shows_what_the_demos_filter_dropped(tab, tmp_path, monkeypatch):
+    monkeypatch.chdir(DEMO.parent)  # pictures show short paths
+    dropped = json.loads((DEMO / "summary.json").read_text(encoding="utf-8"))["dropped"]
+    with serve(tmp_path, marks=[f"{DEMO.name}/marks"]) as server:
+        for scheme in ("light", "dark"):
+            page = tab(f"{server.url}/filter", color_scheme=scheme, viewport={"width": 1200, "height": 760})
+            assert page.locator(".batch-table tfoot td").nth(3).inner_text() == f"{dropped:,}"
+            if PICTURES:
+                keep_pictures(page, f"filters-{scheme}", 1200)
 
 
 def every_page_shows_the_values_of_status(server, page, fleet, capfd):
@@ -144,8 +160,12 @@ def every_page_shows_the_values_of_status(server, page, fleet, capfd):
             return {name: steady(one) for name, one in found.items() if name not in MOVING}
         return [steady(one) for one in found] if isinstance(found, list) else found
 
+    def told_by_the_marks():
+        return look_at_marks(str(fleet.marks))["batches"]
+
     for name, look, check in (
         ("fleet", status, fleet_page), ("outbox", status, outbox_page), ("node", status, node_page),
+        ("filters", told_by_the_marks, filter_page),
     ):  # fmt: skip
         for _ in range(LOOKS):  # until nothing moved while the page was made
             before = look()
@@ -256,6 +276,12 @@ def node_page(page, places):
     return shown, [{name: str(value) for name, value in named.items()}, sessions, logs]
 
 
+def filter_page(page, batches):
+    numbers = ("batch", "read", "rows", "kept", "dropped", "jumped", "unkeyed")
+    told = [[str(one.get(name, "unknown")) for name in numbers] for one in batches]
+    return sorted(row[:7] for row in table(page, ".batch-table")), sorted(told)
+
+
 def everybody_can_use_it(server, tab):
     """axe finds nothing, and no page is wider than the window."""
     for scheme, width, rules in (("light", 1200, None), ("dark", 390, ["color-contrast"])):
@@ -263,7 +289,7 @@ def everybody_can_use_it(server, tab):
         for name, path in PATHS.items():
             page.goto(server.url + path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            if PICTURES:
+            if PICTURES and name != "filters":
                 keep_pictures(page, f"{name}-{scheme}", width)
             if rules and name not in {"fleet", "outbox"}:
                 continue

@@ -102,6 +102,11 @@ def every_page(word):
     written = SimpleNamespace(sequence=1, target=word, created_ms=0, author=word, reason=word)
     payload = ShownPayload(word, word, ((word, word),), word)
     record = ShownRecord(0, 0, 1, 1, StreamMetadata(1, 2, 3), (word, word, word), payload)
+    pair = {
+        "topic": word, "pid": 1, "partition": 0, "offset": 1, "not_seen": 0, "window": 0,
+        "destination_partition": None, "advanced_ms": 0,
+    }  # fmt: skip
+    look = {"place": word, "query": word, "batches": [{"batch": 1, "read": 1}], "marks": [pair]}
     given = {
         "fleet": {"page": pages.fleet([outbox.reading, node.reading], [word]), "at_ms": 0},
         "outbox": {"row": outbox, "parts": pages.partitions_shown(outbox.found, 0, only_behind=False)},
@@ -113,6 +118,7 @@ def every_page(word):
         "startpoints": {
             "row": outbox, "why": word, "store": word, "lines": [(written, word, word)], "history": [word],
         },
+        "filter": {"looks": [look, {"place": word, "why": word}], "at_ms": 0},
         "error": {"why": word},
     }  # fmt: skip
     for template, values in given.items():
