@@ -3,6 +3,6 @@
 group_member.py and assignment.py decide, and know no client; import the shell of the client that you have.
 """
 
-from filtering.consumers.commits import CommitFailed
+from filtering.consumers.commits import CommitFailed, MarksTooLarge
 
-__all__ = ["CommitFailed"]
+__all__ = ["CommitFailed", "MarksTooLarge"]

@@ -89,17 +89,24 @@ class DeleteMarks(NamedTuple):
     stored: Stored
 
 
+class MarksTooLarge(BadFilterSetting):
+    """The marks of one partition do not fit beside its offset: give the consumer a `marks_topic`."""
+
+    def __init__(self, topic: str, partition: int, size: int, allowed: int, pairs: int) -> None:
+        super().__init__(
+            "marks_topic", None,
+            f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in the "
+            f"commit, the broker allows {allowed} (offset.metadata.max.bytes)",
+        )  # fmt: skip
+        self.topic, self.partition, self.size, self.allowed, self.pairs = topic, partition, size, allowed, pairs
+
+
 def marks_topic_needed(call: ReadMarks | WriteMarks | DeleteMarks) -> BadFilterSetting:
     """The refusal of a consumer that has no topic for marks."""
-    why = "needed: the marks of a committed position lie in one"
     if isinstance(call, WriteMarks):
         due = call.due
-        why = (
-            f"needed, a compacted topic: the marks of {due.topic}-{due.partition} ({len(due.marks)} pairs) take "
-            f"{call.characters} characters in the commit, the broker allows {METADATA_CHARACTERS_MAX} "
-            "(offset.metadata.max.bytes)"
-        )
-    return BadFilterSetting("marks_topic", None, why)
+        return MarksTooLarge(due.topic, due.partition, call.characters, METADATA_CHARACTERS_MAX, len(due.marks))
+    return BadFilterSetting("marks_topic", None, "needed: the marks of a committed position lie in one")
 
 
 class CommitPosition(NamedTuple):

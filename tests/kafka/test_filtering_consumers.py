@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from filtering import BadFilterSetting, StreamMetadata, sqe_producer_id
+from filtering import StreamMetadata, sqe_producer_id
+from filtering.consumers import MarksTooLarge
 from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions, failure_of_code
 from filtering.consumers.startpoints import StartTarget
@@ -236,7 +237,7 @@ def test_marks_that_do_not_fit_lie_in_a_compacted_topic(broker, topic):
     with consumer(broker, topic) as reader:
         reader.subscribe([topic])
         until(reader, 300)
-        with pytest.raises(BadFilterSetting, match="marks_topic"):
+        with pytest.raises(MarksTooLarge, match="marks_topic"):
             reader.commit()
     with consumer(broker, topic, marks_topic=marks_topic) as reader:
         reader.subscribe([topic])
