@@ -95,8 +95,8 @@ class MarksTooLarge(BadFilterSetting):
     def __init__(self, topic: str, partition: int, size: int, allowed: int, pairs: int) -> None:
         super().__init__(
             "marks_topic", None,
-            f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in the "
-            f"commit, the broker allows {allowed} (offset.metadata.max.bytes)",
+            f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in "
+            f"the commit, the broker allows {allowed} (offset.metadata.max.bytes)",
         )  # fmt: skip
         self.topic, self.partition, self.size, self.allowed, self.pairs = topic, partition, size, allowed, pairs
 
