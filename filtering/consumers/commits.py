@@ -98,7 +98,7 @@ class MarksTooLarge(BadFilterSetting):
             f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in "
             f"the commit, the broker allows {allowed} (offset.metadata.max.bytes)",
         )  # fmt: skip
-        self.topic, self.partition, self.size, self.allowed, self.pairs = topic, partition, size, allowed, pairs
+        self.topic, self.partition, self.size, self.size_max, self.pairs = topic, partition, size, allowed, pairs
 
 
 def marks_topic_needed(call: ReadMarks | WriteMarks | DeleteMarks) -> BadFilterSetting:
