@@ -66,7 +66,7 @@ def make_app(directory: Path) -> FastAPI:
 
     @app.get("/orders/{customer}")
     def orders(customer: str, request: Request) -> list[Any]:  # not async: FastAPI reads the disk in a thread
-        log = request.app.state.outbox.log(partition_of(customer))
+        log = request.app.state.outbox.outbox.log(partition_of(customer))
         found = (json.loads(record.value or b"null") for record in log.records(log.log_start_offset, log.stable_offset))
         return [one["order"] for one in found if one["customer"] == customer]
 

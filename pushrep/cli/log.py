@@ -43,9 +43,8 @@ from pushrep.log.repair import restore as restore_file
 from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, bytes_to_verify, verify_log
 from pushrep.outbox import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.control import NobodyAnswers, ask
-from pushrep.outbox.destinations import not_known_to_be_shipped
+from pushrep.outbox.destinations import not_known_to_be_shipped, purge_closed
 from pushrep.outbox.positions import POSITIONS_NAME
-from pushrep.outbox.purging import purge_closed
 from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held
 from pushrep.replicate.election_state import find_election_state

@@ -102,31 +102,31 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             f"{error}. Nothing was changed. If their directories are destroyed: pushrep promote {directory} "
             f"--accept-loss {known}"
         ) from error
-    _print_promotion(done)
+    _print_promotion(directory, done)
 
 
-def _print_promotion(done: Promotion) -> None:
-    grant = done.grant
+def _print_promotion(directory: Path, done: Promotion) -> None:
+    grant, granted = done.grant, done.granted
     click.echo(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
-    for one in done.partitions:
+    for partition, log in sorted(done.logs.items()):
         click.echo(
-            f"  {grant.topic}-{one.partition}: high watermark {one.high_watermark}, log end {one.log_end_offset}, "
-            f"epoch {one.epoch}"
+            f"  {grant.topic}-{partition}: high watermark {log.high_watermark}, log end {log.log.log_end_offset}, "
+            f"epoch {log.granted.epoch}"
         )
-    if done.accepted_loss:
-        click.echo(f"accepted loss: without {done.accepted_loss}")
+    if grant.accepted_loss:
+        click.echo(f"accepted loss: without {grant.accepted_loss}")
         click.echo(
             f"generation {label(grant.generation)} begins: records that other members hold beyond it are kept aside "
             "when they connect to this leader"
         )
-    if done.unreached:
+    if granted.unreached:
         click.echo(
-            f"members {list(done.unreached)} did not answer and are not fenced: records that they accept from the old "
-            "leader until they get this grant are kept aside, too"
+            f"members {list(granted.unreached)} did not answer and are not fenced: records that they accept from the "
+            "old leader until they get this grant are kept aside, too"
         )
-    for damaged in done.damaged:
+    for damaged in granted.damaged:
         click.echo(f"damaged, and no other member sent what is missing: {damaged}")
-    if not done.is_read:
+    if not granted.is_read:
         click.echo("not every sealed segment was checked for damage: the outbox checks the rest while it is open")
     listed = ", ".join(f'"{address}"' for address in done.replicas)
-    click.echo(f"open the service's Outbox on {done.directory} with replicas=[{listed}]")
+    click.echo(f"open the service's Outbox on {directory} with replicas=[{listed}]")

@@ -37,21 +37,18 @@ from pushrep.election.epochs import (
     without_unfenced,
 )
 from pushrep.election.errors import (
-    AnotherDirectory,
+    CantLead,
     LeaderMayBeAlive,
     LogNotFit,
-    MemberTwice,
     NotAhead,
-    NotAMember,
     NotLeader,
-    OlderGeneration,
     ReplicationError,
     RivalGenerations,
-    TakeoverHeld,
     TooFewMembers,
+    label,
 )
 from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, base_of, newest_of, next_ballot
+from pushrep.election.grants import Grant, Takeover, are_rivals, base_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader sends a heartbeat once a second: one that was in contact so recently may be alive."""
@@ -142,7 +139,7 @@ class MemberAnswer:
 
 
 class StandbyElection(NamedTuple):
-    """A standby's own election: it needs the members of `Grant.may_take_over`.
+    """A standby's own election: `Grant.too_few_to_take_over` says how many members it needs.
 
     why_not(grant): why no standby may take over by that grant, empty if one may. wall_ms: when it begins.
     """
@@ -244,7 +241,7 @@ class Candidate:
         grant.
         """
         waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
-        return self._standby is not None and waits and not self._is_enough(self.grant or self.base)
+        return self._standby is not None and waits and self._too_few(self.grant or self.base) is not None
 
     def start(self) -> list[CandidateEffect]:
         """Begin: look at all members."""
@@ -273,26 +270,16 @@ class Candidate:
             self._is_over = True
             if effects := self._on_look():
                 return effects
-        answered = self._counting()
         for partition, log in self._own_unfit():
             return self._refuse(self._not_held(partition, log))
-        quorums = (self.grant or self.base).quorums
-        short = max(quorums, key=lambda quorum: self._needed(quorum) - len(quorum.members & answered))
-        return self._refuse(
-            TooFewMembers(
-                answered=len(short.members & answered),
-                needed=self._needed(short),
-                silent=tuple(sorted(short.members - answered)),
-            )
-        )
+        too_few = self._too_few(self.grant or self.base)
+        assert too_few is not None, "enough that count would have led on"
+        return self._refuse(too_few)
 
-    def _needed(self, quorum: Quorum) -> int:
-        return quorum.to_lead if self._standby is None else quorum.to_take_over
-
-    def _is_enough(self, grant: Grant) -> bool:
-        """Whether the counting members are enough to lead by the grant."""
+    def _too_few(self, grant: Grant) -> TooFewMembers | None:
+        """Why the counting members are not enough to lead by the grant; None if they are."""
         counting = self._counting()
-        return grant.may_lead(counting) if self._standby is None else grant.may_take_over(counting)
+        return grant.too_few_to_lead(counting) if self._standby is None else grant.too_few_to_take_over(counting)
 
     def on_fetched(self, partition: int) -> list[CandidateEffect]:
         """A Fetch was carried out."""
@@ -313,7 +300,7 @@ class Candidate:
 
     def _way_out(self, partition: int, end_offset: int) -> str:
         """What an operator can do about lost records up to `end_offset`."""
-        if self.base.may_lead(self.base.indexes - {self.index}):
+        if self.base.too_few_to_lead(self.base.indexes - {self.index}) is None:
             return "bring back those that hold all of it, or promote another member"
         fit = self._counting() - {self.index}
         ends = [(self._answers[index].logs[partition].granted, index) for index in fit]
@@ -380,30 +367,27 @@ class Candidate:
             return NotLeader(newest.leader, newest.epoch) if self.purpose is Purpose.OPEN else None
         return why_not
 
-    def _why_another_generation(self, newest: Grant) -> ReplicationError | None:
+    def _why_another_generation(self, newest: Grant) -> NotLeader | None:
         """A grant was forced without this directory, or two were forced independently."""
+        own = self._own.grant
         for answer in self._answers.values():
             if answer.grant is not None and are_rivals(newest.generation, answer.grant.generation):
-                known = (newest, answer.grant)
-                own = self._own.grant
-                here, there = known if own == newest else reversed(known)
-                return RivalGenerations(there.leader, there.epoch, generation=here.generation, rival=there.generation)
-        own = self._own.grant
-        if own is None or own.generation == newest.generation:
-            return None
-        return OlderGeneration(newest.leader, newest.epoch, generation=own.generation, newest=newest.generation)
+                here, there = (newest, answer.grant) if own == newest else (answer.grant, newest)
+                return why_outranked(here, there)
+        return None if own is None or own.generation == newest.generation else why_outranked(own, newest)
 
     def _why_no_member(self) -> ReplicationError | None:
         """This member is not in the list, or has another directory than the grant's or another member's."""
         if all(member.index != self.index for member in self.base.members):
-            return NotAMember(self.index, self.base.epoch)
+            removed = f"member {self.index} was removed by epoch {self.base.epoch}"
+            return CantLead(f"{removed}: add this directory again under a new index")
         if not self._is_first_grant() and not self.base.is_member(self.index, self._own.directory_id):
-            return AnotherDirectory(self.index, self.base.members_epoch)
-        seen: dict[UUID, int] = {}
-        for index, answer in sorted(self._answers.items()):
-            if answer.directory_id is not None and seen.setdefault(answer.directory_id, index) != index:
-                return MemberTwice(seen[answer.directory_id], index)
-        return None
+            since = f"member {self.index} since epoch {self.base.members_epoch}"
+            return CantLead(
+                f"this is not the directory that counts as {since}: its disk is new, or it is a copy. Promote another "
+                "member; this one is filled by that, below its node"
+            )
+        return why_twice(self._answers)
 
     def _nothing_was_acknowledged(self) -> bool:
         """Whether no record can have been acknowledged: nobody has a grant, or this member, which had the newest one
@@ -449,18 +433,18 @@ class Candidate:
         self._answers = {self.index: replace(self._own, grant=grant, highest_epoch=grant.epoch)}
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
-    def _why_held(self) -> TakeoverHeld | None:
+    def _why_held(self) -> CantLead | None:
         """Why no standby may take over now. Enough members have answered for one of them to know the newest hold."""
         if self._standby is None or not self._was_led_by_another:
             return None
         why_not = self._standby.why_not(self.base)
-        return TakeoverHeld(why_not) if why_not else None
+        return CantLead(f"{why_not}; nobody was fenced") if why_not else None
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
         """Whether to take an epoch, by the answers so far; or the error, if no further answer could change it."""
         if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
             return why_not
-        is_enough = self._is_enough(self.base) and not (self._is_first_grant() and self._may_name_more())
+        is_enough = self._too_few(self.base) is None and not (self._is_first_grant() and self._may_name_more())
         if is_enough and self._own_unfit() and isinstance(refusal := self._fetches(), ReplicationError):
             return refusal if self._is_over else False  # another may hold them
         if newest is None or self.purpose is Purpose.OPEN:
@@ -486,7 +470,7 @@ class Candidate:
             has_more = newer.members_epoch > self.grant.members_epoch or newer.hold_epoch > self.grant.hold_epoch
             if newer.epoch >= self.grant.epoch or has_more:
                 return self._refuse(NotLeader(newer.leader, newer.epoch))
-        if not self._is_enough(self.grant):
+        if self._too_few(self.grant) is not None:
             return []
         fetches = self._fetches()
         if isinstance(fetches, ReplicationError):
@@ -564,3 +548,30 @@ def leader_alive(
         return None
     others = () if contacts and newest.may_acknowledge(known) else tuple(sorted({leader, *silent} - contacts.keys()))
     return LeaderMayBeAlive(leader=leader, epoch=newest.epoch, contacts=contacts, silent=others)
+
+
+def why_outranked(own: Grant, other: Grant) -> NotLeader | None:
+    """Why nobody leads by `own` where `other` is shown: it is newer, or its rival; None if it is neither."""
+    if are_rivals(own.generation, other.generation):
+        rivals = {"generation": own.generation, "rival": other.generation}
+        return RivalGenerations(other.leader, other.epoch, **rivals)
+    if other.generation > own.generation:
+        why = (
+            f"this directory is of generation {label(own.generation)}, member {other.leader} leads in "
+            f"{label(other.generation)} since a loss was accepted: it can go back in as a replica, which sets aside "
+            "what it holds and is given everything"
+        )
+        return NotLeader(other.leader, other.epoch, why)
+    return NotLeader(other.leader, other.epoch) if other.rank > own.rank else None
+
+
+def why_twice(answers: Mapping[int, MemberAnswer]) -> CantLead | None:
+    """Why these members can't all count: two addresses lead to one directory; None if each has its own."""
+    seen: dict[UUID, int] = {}
+    for index, answer in sorted(answers.items()):
+        if answer.directory_id is not None and (first := seen.setdefault(answer.directory_id, index)) != index:
+            return CantLead(
+                f"MEMBER_TWICE: the addresses of members {first} and {index} lead to one directory, whose disk would "
+                "count twice: give each member an address of its own"
+            )
+    return None

@@ -10,49 +10,26 @@ class ReplicationError(PushrepError):
 
 
 class NotLeader(ReplicationError):
-    """Member `leader` was granted epoch `epoch`: this directory can go back in as a replica of it."""
+    """Member `leader` leads by epoch `epoch`, or this one gave that lead up: go back in as a replica."""
 
-    def __init__(self, leader: int, epoch: int) -> None:
-        super().__init__(f"member {leader} leads since epoch {epoch}: this directory can go back in as its replica")
-        self.leader, self.epoch = leader, epoch
-
-
-class LeadGivenUp(NotLeader):
-    """This member gave up its lead of epoch `epoch`, so that another may have it; `why` says what it could not do."""
-
-    def __init__(self, leader: int, epoch: int, why: str) -> None:
-        super().__init__(leader, epoch)
-        self.args = (f"member {leader} gave up its lead of epoch {epoch}: {why}",)
-        self.why = why
-
-
-class OlderGeneration(NotLeader):
-    """Grants were forced while this directory was away: its records are kept aside, and it is filled as a replica of
-    member `leader`. generation, newest: its own, and the one that another member showed.
-    """
-
-    def __init__(self, leader: int, epoch: int, *, generation: int, newest: int) -> None:
-        super().__init__(leader, epoch)
-        why = (
-            f"this directory is of generation {label(generation)}, member {leader} leads in {label(newest)} since a "
-            "loss was accepted: it can go back in as a replica, which sets aside what it holds and is given everything"
+    def __init__(self, leader: int, epoch: int, why: str = "") -> None:
+        super().__init__(
+            why or f"member {leader} leads since epoch {epoch}: this directory can go back in as its replica"
         )
-        self.args = (why,)
-        self.generation, self.newest = generation, newest
+        self.leader, self.epoch = leader, epoch
 
 
 class RivalGenerations(NotLeader):
     """Two grants were forced independently: nobody can tell which history counts, so neither is led."""
 
     def __init__(self, leader: int, epoch: int, *, generation: int, rival: int) -> None:
-        super().__init__(leader, epoch)
-        why = (
+        super().__init__(
+            leader,
+            epoch,
             f"a loss was accepted twice: here in generation {label(generation)}, by member {leader}, epoch {epoch}, in "
             f"{label(rival)}. Both are offline. Decide which one goes on, and run there: pushrep promote DIRECTORY "
-            "--accept-loss; what the other one holds is set aside then"
+            "--accept-loss; what the other one holds is set aside then",
         )
-        self.args = (why,)
-        self.generation, self.rival = generation, rival
 
 
 def label(generation: int) -> str:
@@ -60,52 +37,15 @@ def label(generation: int) -> str:
     return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
 
 
+class CantLead(ReplicationError):
+    """This member does not lead as it is, and nobody was fenced; the message says why, and what to do."""
+
+
 class CantStandBy(ReplicationError):
-    """No standby can take over in this outbox as it is; `why` says what is missing."""
+    """No standby can take over in this outbox as it is; the message says what is missing."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"nobody can stand by: {why}")
-        self.why = why
-
-
-class TakeoverHeld(ReplicationError):
-    """No standby may take over now, because of a hold or the pause after a takeover; nobody was fenced."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; nobody was fenced")
-        self.why = why
-
-
-class NotAMember(ReplicationError):
-    """Member `member` was removed by the grant of epoch `epoch`: it can't lead; add it again under a new index."""
-
-    def __init__(self, member: int, epoch: int) -> None:
-        super().__init__(f"member {member} was removed by epoch {epoch}: add this directory again under a new index")
-        self.member, self.epoch = member, epoch
-
-
-class AnotherDirectory(ReplicationError):
-    """This directory is not the one that the grant of epoch `epoch` names as member `member`: its disk is new, or it
-    is a copy. It does not lead; as a node's, the leader fills it.
-    """
-
-    def __init__(self, member: int, epoch: int) -> None:
-        super().__init__(
-            f"this is not the directory that counts as member {member} since epoch {epoch}: its disk is new, or it is "
-            "a copy. Promote another member; this one is filled by that, below its node"
-        )
-        self.member, self.epoch = member, epoch
-
-
-class MemberTwice(ReplicationError):
-    """The addresses of members `first` and `second` lead to one directory: it would count twice."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(
-            f"MEMBER_TWICE: the addresses of members {first} and {second} lead to one directory, whose disk would "
-            "count twice: give each member an address of its own"
-        )
-        self.first, self.second = first, second
 
 
 class TooFewMembers(ReplicationError):

@@ -25,14 +25,14 @@ stores a grant of a higher one sets its logs aside first, and begins anew as unf
                                                           the other, and a node that meets both goes offline
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
-from pushrep.election.errors import BadGrant
+from pushrep.election.errors import BadGrant, TooFewMembers
 from pushrep.records.leader_epochs import EPOCH_MAX
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Count, Counter, Epoch, MemberIndex, Struct, TimeMs
@@ -218,19 +218,29 @@ class Grant(Struct):
         """Whether the list before is one member, which leads alone until enough of the new list hold its records."""
         return len(self.previous_members) == 1
 
-    def may_lead(self, stored: AbstractSet[int]) -> bool:
-        """Whether the members that stored the grant are enough to lead by it."""
-        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self._deciding)
+    def too_few_to_lead(self, stored: AbstractSet[int]) -> TooFewMembers | None:
+        """Why the members that stored the grant are not enough to lead by it; None if they are."""
+        return self._too_few(self._deciding, stored, [quorum.to_lead for quorum in self._deciding])
 
-    def may_take_over(self, stored: AbstractSet[int]) -> bool:
-        """Whether the members that stored it are enough for a standby to lead, and for a leader to know that it still
-        leads.
-        """
-        return all(len(quorum.members & stored) >= quorum.to_take_over for quorum in self._deciding)
+    def too_few_to_take_over(self, stored: AbstractSet[int]) -> TooFewMembers | None:
+        """Why they are not enough for a standby to lead, and for a leader to know that it still leads."""
+        return self._too_few(self._deciding, stored, [quorum.to_take_over for quorum in self._deciding])
+
+    def too_few_to_change(self, stored: AbstractSet[int]) -> TooFewMembers | None:
+        """Why they are not enough to store a list that replaces the present ones."""
+        return self._too_few(self.quorums, stored, [quorum.to_change for quorum in self.quorums])
 
     @property
     def _deciding(self) -> tuple[Quorum, ...]:
         return self.quorums[1:] if self.is_led_alone else self.quorums
+
+    @staticmethod
+    def _too_few(quorums: Sequence[Quorum], stored: AbstractSet[int], needed: Sequence[int]) -> TooFewMembers | None:
+        """The quorum that lacks most; None if none lacks a member."""
+        pairs = zip(quorums, needed, strict=True)
+        short, least = max(pairs, key=lambda pair: pair[1] - len(pair[0].members & stored))
+        answered, silent = len(short.members & stored), tuple(sorted(short.members - stored))
+        return None if answered >= least else TooFewMembers(answered=answered, needed=least, silent=silent)
 
     def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
         """Whether records that all of `in_sync` hold survive the loss of any m - 1 members."""

@@ -199,7 +199,7 @@ class LeaderHealth:
             self._appends_since_ms = now_ms
         limit_ms = self._times.takeover_after_ms
         late = {one for one in grant.indexes if now_ms - self._answered_ms.get(one, self._began_ms) >= limit_ms}
-        if not grant.may_take_over(grant.indexes - (late - {grant.leader})):
+        if grant.too_few_to_take_over(grant.indexes - (late - {grant.leader})) is not None:
             return (
                 f"members {sorted(late - {grant.leader})} did not answer for {_seconds(limit_ms)}: no majority is left"
             )

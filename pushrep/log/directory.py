@@ -46,7 +46,7 @@ Given-up offsets: readers may have seen records at them, and the log assigns the
 
 A replay filter that has seen such an offset drops the second record. So before records are cut off the end of a log,
 the end of what readers may have seen is written to given-up-offset-checkpoint. An outbox that opens its logs and finds
-one that ends below that number goes on under another PID (pushrep/outbox/epoch.py) and removes the number. What "seen"
+one that ends below that number goes on under another PID (outbox/identity.py) and removes the number. What "seen"
 means is decided here:
 
     records go by                                 the log ended at           written

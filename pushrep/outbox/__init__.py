@@ -8,7 +8,6 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
 from pushrep.election.standby import StandbyState
 from pushrep.log.directory_files import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
-from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -22,15 +21,13 @@ from pushrep.outbox.errors import (
     NoFreeSlot,
     NoOutbox,
     NotEnoughReplicas,
-    NotReplicatedInTime,
-    OffsetsMoved,
     OutboxClosed,
     OutboxDiffers,
     ReceiptTimeout,
     RecordRefused,
     StandbyCancelled,
 )
-from pushrep.outbox.identity import OutboxIdentity, read_identity
+from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch, outbox_of_log, read_identity
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OnDiverged, OutboxConfig
 
@@ -49,8 +46,6 @@ __all__ = [
     "NoFreeSlot",
     "NoOutbox",
     "NotEnoughReplicas",
-    "NotReplicatedInTime",
-    "OffsetsMoved",
     "OnDiverged",
     "Outbox",
     "OutboxClosed",

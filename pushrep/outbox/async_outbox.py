@@ -12,23 +12,15 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial, wraps
 from inspect import signature
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from filtering import StreamMetadata
 from pushrep.errors import BadArgument
-from pushrep.log import SegmentLog
 from pushrep.outbox.awaiting import call_in_loop
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.errors import BufferFull
-from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.outbox import Outbox
-from pushrep.outbox.partition_replicas import ReplicaLag
-from pushrep.outbox.status import OutboxStatus
-
-if TYPE_CHECKING:
-    from pushrep.kafka.sink_state import DestinationLag
 
 _APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while memory is free
 _NOT_OPEN = (
@@ -64,12 +56,6 @@ class OpeningOutbox:
     def __getattr__(self, name: str) -> Any:
         """Raises an AttributeError that says to await the outbox first."""
         raise AttributeError(_NOT_OPEN.format(name), name=name)  # no `obj`: nothing is to be suggested
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError(_NOT_OPEN.format("with"))
-
-    def __exit__(self, *_: object) -> None:
-        """Never called. `with` looks it up before it calls `__enter__`, whose error says what to write."""
 
     async def __aenter__(self) -> "AsyncOutbox":
         self._opened = await self
@@ -112,27 +98,14 @@ class AsyncOutbox:
         if not isinstance(outbox, Outbox):
             raise BadArgument("outbox", "give an open Outbox, or write `await AsyncOutbox.open(directory, ...)`")
         self.outbox = outbox
-        """The same outbox, for threads."""
+        """The same outbox, for threads, and for what does not wait: `status`, `lag`, `last_metadata`, `pid`. Reading
+        its `log` waits for the disk, so read it in a thread.
+        """
         self._block_ms = outbox.facts.settings.config.block_ms
         self._turn = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
         self._waiting = 0
         # Appends left before other tasks get a turn. 0 while a task waits for memory, so that no append overtakes it.
         self._in_a_row = _APPENDS_IN_A_ROW
-
-    @property
-    def directory(self) -> Path:
-        """The outbox's directory."""
-        return self.outbox.directory
-
-    @property
-    def identity(self) -> OutboxIdentity:
-        """What was fixed when the outbox was made."""
-        return self.outbox.identity
-
-    @property
-    def pid(self) -> int:
-        """The PID of records appended without metadata."""
-        return self.outbox.pid
 
     async def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,
@@ -197,22 +170,6 @@ class AsyncOutbox:
         """As `Outbox.close`. Cancelling the task does not stop the close."""
         await _in_thread(self.outbox.close)
 
-    def last_metadata(self, pid: int, partition: int) -> int | None:
-        """As `Outbox.last_metadata`."""
-        return self.outbox.last_metadata(pid, partition)
-
-    def log(self, partition: int) -> SegmentLog:
-        """As `Outbox.log`. Reading the log waits for the disk, so read it in a thread."""
-        return self.outbox.log(partition)
-
-    def lag(self) -> "dict[str, ReplicaLag | DestinationLag]":
-        """As `Outbox.lag`."""
-        return self.outbox.lag()
-
-    def status(self) -> OutboxStatus:
-        """As `Outbox.status`."""
-        return self.outbox.status()
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -232,7 +189,7 @@ class AsyncOutbox:
                     pass
             return await self._in_turn(append)
         except asyncio.CancelledError as error:
-            error.add_note(f"the outbox in {self.directory} had not taken the record yet: it is not delivered")
+            error.add_note(f"the outbox in {self.outbox.directory} had not taken the record yet: it is not delivered")
             raise
 
     async def _in_turn(self, append: Callable[[], Receipt]) -> Receipt:

@@ -1,6 +1,6 @@
-r"""The control socket of an open outbox: the command line asks a running service over it.
+r"""The control socket of an open outbox, and of a node: the command line asks a running service over it.
 
-    ControlServer(directory, calls)         in the service; Outbox.open makes one
+    ControlServer(directory, calls_of)      in the service; Outbox.open makes one
     ask(directory, "status")                from any process of the same user
 
     <directory>/control.sock, mode 0600     one JSON object a line: a question, then its answer
@@ -9,8 +9,8 @@ r"""The control socket of an open outbox: the command line asks a running servic
     ◀ {"version": 1, "error": "NotLeader", "why": "..."}\n       instead, if the call is refused
 
 Versions: a question contains its version. A server that does not know the version answers with the error
-UnsupportedVersion in its own version. To a line above the limit, or one that is no JSON object, it answers with an
-error, and closes the connection.
+UnsupportedVersion in its own version. To a line above the limit, or one that is no question, it answers with the error
+BadControlMessage, and closes the connection.
 
 One thread accepts connections for all outboxes of the process. Each connection has its own thread, so a slow call
 delays no other call. A forked child closes its copies of the sockets: otherwise clients could still connect after the
@@ -29,22 +29,18 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import READABLE, REAL_NETWORK, refuse_in_forks, shared_by_process
 from pushrep.errors import PushrepError
 
 
-class ControlError(PushrepError):
-    """The base class of the control socket's errors."""
-
-
-class NobodyAnswers(ControlError):
+class NobodyAnswers(PushrepError):
     """No process answers on the control socket. If no process has the outbox open, use the directory itself."""
 
     def __init__(self, directory: Path, why: str) -> None:
@@ -52,114 +48,37 @@ class NobodyAnswers(ControlError):
         self.directory, self.why = directory, why
 
 
-class CallRefused(ControlError):
-    """The outbox answered with an error: `kind` is the name of its class, `why` its message."""
+class CallRefused(PushrepError):
+    """The other side answered with an error, or with bytes that are no answer. `kind` is the name of the error's class,
+    `why` its message.
+    """
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
         self.kind, self.why = kind, why
 
 
-class BadControlMessage(ControlError):
-    """The peer sent bytes that are no message of this protocol; the connection is closed."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the control socket: {why}")
-        self.why = why
-
-
 VERSION = 1
 QUESTION_BYTES_MAX = 64 << 10
-ANSWER_BYTES_MAX = 16 << 20
-"""About 50,000 partitions in one status; of an outbox with more, ask for a part."""
-UNSUPPORTED_VERSION, UNKNOWN_CALL, TOO_LARGE = "UnsupportedVersion", "UnknownCall", "AnswerTooLarge"
+_BAD_MESSAGE = "BadControlMessage"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A call: its name and its arguments."""
-
-    call: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    version: int = VERSION
-
-
-class Lines:
-    """A decoder from bytes to JSON objects. After a BadControlMessage it can't be used any more."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The objects whose lines these bytes complete. Raises BadControlMessage."""
-        self._buffer += data
-        found = []
-        while (end := self._buffer.find(b"\n")) >= 0:
-            if end > self._bytes_max:
-                break
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            found.append(_object_in(line))
-        if len(self._buffer) > self._bytes_max:
-            raise BadControlMessage(f"a line is longer than {self._bytes_max} bytes")
-        return found
-
-
-def question_bytes(question: Question) -> bytes:
-    """Encode a question. Raises BadControlMessage if it is too long."""
-    said = {"version": question.version, "call": question.call, "arguments": dict(question.arguments)}
-    data = _line(said)
-    if len(data) > QUESTION_BYTES_MAX:
-        raise BadControlMessage(f"the question has {len(data)} bytes, {QUESTION_BYTES_MAX} at most")
-    return data
-
-
-def question_in(said: Mapping[str, Any]) -> Question:
-    """The question in a received object. Raises BadControlMessage; CallRefused for another version."""
-    version, call, arguments = said.get("version"), said.get("call"), said.get("arguments", {})
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise BadControlMessage("a question names its version, a number")
-    if version != VERSION:
-        raise CallRefused(UNSUPPORTED_VERSION, f"version {version} is unknown here: call with version {VERSION}")
-    if not isinstance(call, str) or not isinstance(arguments, dict):
-        raise BadControlMessage("a question has a `call`, a text, and `arguments`, an object")
-    return Question(call=call, arguments=arguments)
-
-
-def answer_bytes(value: Any) -> bytes:
-    """Encode a result. If it is too long, the answer is an error instead."""
-    data = _line({"version": VERSION, "ok": value})
-    if len(data) > ANSWER_BYTES_MAX:
-        return refusal_bytes(TOO_LARGE, f"the answer has {len(data)} bytes, {ANSWER_BYTES_MAX} at most: ask for less")
-    return data
-
-
-def refusal_bytes(kind: str, why: str) -> bytes:
-    """Encode an error answer."""
-    return _line({"version": VERSION, "error": kind, "why": why})
-
-
-def value_in(said: Mapping[str, Any]) -> Any:
-    """The result in an answer. Raises CallRefused for an error answer, BadControlMessage."""
-    if "error" in said:
-        raise CallRefused(str(said["error"]), str(said.get("why", "")))
-    if said.get("version") != VERSION or "ok" not in said:
-        raise BadControlMessage("the message is no answer")
-    return said["ok"]
-
-
-def _line(said: Mapping[str, Any]) -> bytes:
+def _line(**said: Any) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
+    """The object in a line. Raises CallRefused of the kind `_BAD_MESSAGE`."""
+    if not line.endswith(b"\n"):
+        raise CallRefused(
+            _BAD_MESSAGE, f"the connection ended in a line, or it has more than {QUESTION_BYTES_MAX} bytes"
+        )
     try:
         said = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadControlMessage(f"a line is no JSON: {type(error).__name__}") from error
+        raise CallRefused(_BAD_MESSAGE, f"a line is no JSON: {type(error).__name__}") from error
     if not isinstance(said, dict):
-        raise BadControlMessage(f"a line is no object, but {type(said).__name__}")
+        raise CallRefused(_BAD_MESSAGE, f"a line is no object, but {type(said).__name__}")
     return said
 
 
@@ -169,7 +88,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _BACKLOG = 16
 
 
-def listen_in(directory: Path) -> socket.socket:
+def _listen_in(directory: Path) -> socket.socket:
     """A listening socket in this directory, in place of the socket of an earlier process. Raises OSError.
 
     The caller holds the directory's lock, so no other process listens.
@@ -205,12 +124,6 @@ def connect_to(directory: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
-def remove_socket(directory: Path) -> None:
-    """Remove the socket's file, if it exists."""
-    with suppress(OSError):
-        (directory / SOCKET_NAME).unlink()
-
-
 @contextmanager
 def _short(directory: Path) -> Iterator[str]:
     """A path of the socket that is short enough, valid in the block."""
@@ -224,20 +137,14 @@ def _short(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-TIMEOUT_S = 60.0
-_READ_BYTES = 64 << 10
-
-
-def ask(directory: Path, call: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S) -> Any:
+def ask(directory: Path, call: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0) -> Any:
     """Call the outbox in `directory`, and return its answer, a JSON value.
 
-    timeout_s: the limit for connecting, and for each part of the answer. Raises NobodyAnswers, CallRefused,
-    BadControlMessage.
+    timeout_s: the limit for connecting, and for each part of the answer. Raises NobodyAnswers, CallRefused.
     """
     try:
         with connect_to(directory, timeout_s) as connection:
-            connection.sendall(question_bytes(Question(call=call, arguments=arguments or {})))
-            return value_in(_first_line(connection))
+            return ask_over(connection, call, arguments or {})
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
         raise NobodyAnswers(directory, "no process has it open") from error
     except PermissionError as error:
@@ -248,33 +155,48 @@ def ask(directory: Path, call: str, arguments: Mapping[str, Any] | None = None, 
         raise NobodyAnswers(directory, f"{SOCKET_NAME}: {error.strerror or error}") from error
 
 
-def _first_line(connection: socket.socket) -> dict[str, Any]:
-    lines = Lines(ANSWER_BYTES_MAX)
-    while data := connection.recv(_READ_BYTES):
-        if found := lines.feed(data):
-            return found[0]
-    raise BadControlMessage("it was closed before the answer")
+def ask_over(connection: socket.socket, call: str, arguments: Mapping[str, Any]) -> Any:
+    """As `ask`, over an open connection. Raises CallRefused, OSError."""
+    connection.sendall(_line(version=VERSION, call=call, arguments=arguments))
+    with connection.makefile("rb") as lines:
+        answer = _object_in(lines.readline())
+    if "error" in answer:
+        raise CallRefused(str(answer["error"]), str(answer.get("why", "")))
+    if answer.get("version") != VERSION or "ok" not in answer:
+        raise CallRefused(_BAD_MESSAGE, "the message is no answer")
+    return answer["ok"]
 
 
 _LOG = logging.getLogger("pushrep.outbox")
-CONNECTIONS_MAX = 16
+CONNECTIONS_MAX = 64
 _IDLE_S = 30.0
 _STOP_S = 5.0
 _AGAIN_S = 0.5
+
+
+class ControlPeer(NamedTuple):
+    """Who calls. held: closed when the connection ends."""
+
+    connection: socket.socket
+    held: ExitStack
+
 
 Calls: TypeAlias = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 """The functions for the calls, by name: from arguments to a JSON value. An exception becomes an error answer."""
 
 
-class ControlServer:
-    """Answers calls on the control socket of `directory` until `close`. Raises OSError if it can't listen."""
+class ControlServer(ClosedAtExit):
+    """Answers on the control socket of `directory` until `close`. calls_of(peer): the calls on a new connection.
 
-    def __init__(self, directory: Path, calls: Calls) -> None:
-        self.directory, self._calls = directory.resolve(), calls
+    Raises OSError if it can't listen.
+    """
+
+    def __init__(self, directory: Path, calls_of: Callable[[ControlPeer], Calls]) -> None:
+        self.directory, self._calls_of = directory.resolve(), calls_of
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._stopping = threading.Event()
-        self._listener = listen_in(self.directory)
+        self._listener = _listen_in(self.directory)
         self._listener.setblocking(False)
         refuse_in_forks(self)
         self._acceptor = _ACCEPTORS.acquire(None, _Acceptor)
@@ -286,7 +208,8 @@ class ControlServer:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-        remove_socket(self.directory)
+        with suppress(OSError):
+            (self.directory / SOCKET_NAME).unlink()
         self._acceptor.remove(self._listener)
         _ACCEPTORS.release(self._acceptor)
         self._listener.close()
@@ -313,7 +236,7 @@ class ControlServer:
             _LOG.warning("the control socket of %s: %s", self.directory, error)
             self._stopping.wait(_AGAIN_S)  # no descriptor is free, perhaps only for a moment
             return
-        connection.setblocking(True)
+        connection.settimeout(_IDLE_S)
         thread = threading.Thread(target=self._converse, args=(connection,), name="pushrep-control-call", daemon=True)
         with self._lock:
             is_refused = self._stopping.is_set() or len(self._open) >= CONNECTIONS_MAX
@@ -325,47 +248,41 @@ class ControlServer:
             thread.start()
 
     def _converse(self, connection: socket.socket) -> None:
-        lines = Lines(QUESTION_BYTES_MAX)
         try:
-            connection.settimeout(_IDLE_S)
-            while data := connection.recv(_READ_BYTES):
-                for said in lines.feed(data):
-                    connection.sendall(_answer(said, self._calls))
-        except BadControlMessage as error:
-            _LOG.warning("%s", error)
-            with suppress(OSError):
-                connection.sendall(refusal_bytes(type(error).__name__, error.why))
-        except OSError as error:  # the peer sent nothing, read nothing or hung up
-            _LOG.debug("the control socket: %s", error)
+            with connection.makefile("rb") as lines, ExitStack() as held:
+                calls, is_sound = self._calls_of(ControlPeer(connection, held)), True
+                while is_sound and (line := lines.readline(QUESTION_BYTES_MAX + 1)):
+                    try:
+                        answer = _answer(line, calls)
+                    except CallRefused as error:
+                        is_sound = error.kind != _BAD_MESSAGE
+                        answer = _line(version=VERSION, error=error.kind, why=error.why)
+                    connection.sendall(answer)
+        except (OSError, PushrepError) as error:  # the peer sent nothing, read nothing or hung up
+            _LOG.debug("the control socket of %s: %s", self.directory, error)
         finally:
             with self._lock:
                 self._open.pop(connection, None)
             connection.close()
 
 
-def answer_line(line: bytes, calls: Calls) -> bytes:
-    """The answer to one question (a line without its end). Raises BadControlMessage."""
-    (said,) = Lines(QUESTION_BYTES_MAX).feed(line + b"\n")
-    return _answer(said, calls)
-
-
-def _answer(said: Mapping[str, Any], calls: Calls) -> bytes:
+def _answer(line: bytes, calls: Calls) -> bytes:
+    """The answer to a question. Raises CallRefused."""
+    question = _object_in(line)
+    version, name, arguments = question.get("version"), question.get("call"), question.get("arguments", {})
+    if version != VERSION:
+        raise CallRefused("UnsupportedVersion", f"version {version} is unknown here: call with version {VERSION}")
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise CallRefused(_BAD_MESSAGE, "a question has a `call`, a text, and `arguments`, an object")
+    if (call := calls.get(name)) is None:
+        raise CallRefused("UnknownCall", f"there is no call {name!r}, only {', '.join(sorted(calls))}")
     try:
-        question = question_in(said)
-        call = calls.get(question.call)
-        if call is None:
-            known = ", ".join(sorted(calls))
-            return refusal_bytes(UNKNOWN_CALL, f"there is no call {question.call!r}, only {known}")
-        return answer_bytes(call(question.arguments))
-    except CallRefused as error:
-        return refusal_bytes(error.kind, error.why)
-    except BadControlMessage:
-        raise
+        return _line(version=VERSION, ok=call(arguments))
     except (PushrepError, OSError) as error:
-        return refusal_bytes(type(error).__name__, str(error))
-    except Exception as error:  # noqa: BLE001 - a bug ends one call, not the service
-        _LOG.exception("the control socket: %r failed", said.get("call"))
-        return refusal_bytes(type(error).__name__, f"it failed: {error}; the service's log has more")
+        raise CallRefused(type(error).__name__, str(error)) from error
+    except Exception as error:
+        _LOG.exception("the control socket: %r failed", name)
+        raise CallRefused(type(error).__name__, f"it failed: {error}; the service's log has more") from error
 
 
 class _Acceptor:

@@ -2,19 +2,19 @@
 
 A promotion asks the node that has a replica's directory open to close it:
 
-    promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
-              ─ <outbox id> ─────────────────────▶ closes those logs cleanly
-              ◀─ <last contact, wall ms> <its age, ms; -1: none> ─
+    promotion ─ connect to <data>/control.sock ─────▶ node      <data> is the directory above the replica's
+              ─ hand-over {"outbox_id": ...} ───────▶ closes those logs cleanly
+              ◀─ [last contact, wall ms; its age, ms] ─
                 ... changes the directory ...
-              ─ hangs up, or dies ──────────────▶ opens it again; promises.json names the leader
+              ─ hangs up, or dies ──────────────────▶ opens it again; promises.json names the leader
 
-Question and answer are a line each. The directory stays closed while the connection is open, so the node
-opens it again after a promotion that was killed. The socket has mode 0600: a user that may use it may change the files,
-too.
+The directory stays closed while the connection is open, so the node opens it again after a promotion that was killed.
+The socket has mode 0600: a user that may use it may change the files, too. The node's other calls (control.py):
 
-A line that is a JSON object is a question as in control.py: `status` returns the node's part of `pushrep status`;
-`stop-replay` ends a replay session; `contact` ({"outbox_id", "state", "why"} of a service that stands by; the nil id if
-the outbox is not made yet) returns how many ms ago the last contact of a leader was, null if there was none.
+    status         the node's part of `pushrep status`
+    stop-replay    {"session_id"}                  ends a replay session
+    contact        {"outbox_id", "state", "why"}   of a service that stands by (the nil id if the outbox is not made
+                                                   yet): how many ms ago a leader was in contact, null if none was
 
 `adopt` renames <outbox directory>, which a service led from, to <data>/<outbox id>: the node follows the current leader
 with it. Its files do not change: promises.json has the same form for leaders and replicas, and contains the member's
@@ -29,17 +29,15 @@ import logging
 import os
 import socket
 import struct
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
-from pushrep.errors import BadArgument, PushrepError
+from pushrep.errors import BadArgument
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import take_lock
 from pushrep.log.directory_id import (
@@ -52,7 +50,7 @@ from pushrep.log.directory_id import (
     write_directory_id,
 )
 from pushrep.log.errors import LogLocked
-from pushrep.outbox.control import Calls, answer_line, connect_to, listen_in, remove_socket
+from pushrep.outbox.control import CallRefused, Calls, ControlPeer, ControlServer, ask_over, connect_to
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate.election_state import find_election_state
@@ -62,13 +60,12 @@ from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
-_LINE_BYTES = 4096
 NEVER = -1
 NOT_MADE = UUID(int=0)
 """The id that a service sends while its outbox is not made yet."""
 
 
-class HandoverSocket(ClosedAtExit):
+class HandoverSocket(ControlServer):
     """Answers promotions and commands on the control socket of a running node, until `close`. A context manager.
 
     While a promotion has an outbox's directory, the node keeps it closed. Raises OSError if it can't listen.
@@ -76,75 +73,41 @@ class HandoverSocket(ClosedAtExit):
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node = node
-        self._listener = listen_in(node.directory.resolve())
-        self._open: set[socket.socket] = set()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._accept, name="pushrep-node-handover", daemon=True)
-        self._thread.start()
+        super().__init__(node.directory, self._node_calls)
 
-    def close(self) -> None:
-        """Stop answering, and end open connections."""
-        self._is_closed = True
-        remove_socket(self._node.directory.resolve())
-        for sock in (self._listener, *tuple(self._open)):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+    def _node_calls(self, peer: ControlPeer) -> Calls:
+        return {
+            "status": lambda _: self._node.status().as_dict(),
+            "contact": self._contact,
+            "stop-replay": partial(self._stop, peer),
+            "hand-over": partial(self._hand_over, peer),
+        }
 
-    def _accept(self) -> None:
-        while not self._is_closed:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if not self._is_closed:
-                    _LOG.error("the control socket of the node in %s has failed: %s", self._node.directory, error)
-                return
-            self._open.add(connection)
-            threading.Thread(
-                target=self._serve, args=(connection,), name="pushrep-node-handover-call", daemon=True
-            ).start()
+    def _hand_over(self, peer: ControlPeer, arguments: Mapping[str, Any]) -> LastContact:
+        outbox_id = _outbox_id(arguments)
+        contact = peer.held.enter_context(self._node.hand_over(outbox_id))
+        _LOG.warning("outbox %s is handed over for a promotion", outbox_id)
+        peer.connection.settimeout(None)
+        return contact
 
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            connection.settimeout(_TIMEOUT_S)
-            asked = _line(connection)
-            if asked.startswith("{"):
-                calls: Calls = {
-                    "status": lambda _: self._node.status().as_dict(),
-                    "contact": self._contact,
-                    "stop-replay": partial(self._stop, connection),
-                }
-                connection.sendall(answer_line(asked.encode(), calls))
-                return
-            outbox_id = UUID(asked)
-            with self._node.hand_over(outbox_id) as contact:
-                _LOG.warning("outbox %s is handed over for a promotion", outbox_id)
-                age_ms = NEVER if contact.age_ms is None else contact.age_ms
-                connection.sendall(f"{contact.wall_ms} {age_ms}\n".encode())
-                connection.settimeout(None)
-                connection.recv(1)  # returns when the promotion hangs up
-        except (OSError, ValueError, PushrepError) as error:
-            _LOG.warning("a request on the control socket failed: %s", error)
-        finally:
-            self._open.discard(connection)
-            connection.close()
-
-    def _stop(self, connection: socket.socket, arguments: Mapping[str, Any]) -> dict[str, bool]:
+    def _stop(self, peer: ControlPeer, arguments: Mapping[str, Any]) -> dict[str, bool]:
         session_id = whole_number("session_id", arguments.get("session_id"), 0, (1 << 63) - 1)
         size = struct.calcsize("3i")
-        pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        pid, uid, _ = struct.unpack("3i", peer.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return {"stopped": self._node.stop_replay(session_id, f"process {pid} of user {uid}")}
 
     def _contact(self, arguments: Mapping[str, Any]) -> int | None:
-        try:
-            outbox_id = UUID(str(arguments.get("outbox_id")))
-        except ValueError as error:
-            raise BadArgument("outbox_id", "give the id of an outbox") from error
-        state, why = arguments.get("state"), arguments.get("why")
+        outbox_id, state, why = _outbox_id(arguments), arguments.get("state"), arguments.get("why")
         if isinstance(state, str) and isinstance(why, str):
             self._node.note_standby(outbox_id, state, why)
         return None if outbox_id == NOT_MADE else self._node.store.look_up(outbox_id).contact_age_ms
+
+
+def _outbox_id(arguments: Mapping[str, Any]) -> UUID:
+    try:
+        return UUID(str(arguments.get("outbox_id")))
+    except ValueError as error:
+        raise BadArgument("outbox_id", "give the id of an outbox") from error
 
 
 @contextmanager
@@ -153,28 +116,16 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
 
     If no node runs, the contact is empty. Raises OSError if a node runs and does not hand the directory over.
     """
-    try:
-        connection = connect_to(directory.resolve().parent, _TIMEOUT_S)
-    except (FileNotFoundError, ConnectionRefusedError):
-        yield LastContact()
-        return
-    with connection:
-        connection.sendall(f"{outbox_id}\n".encode())
-        answer = _line(connection)
-        if not answer:
-            raise ConnectionResetError(f"the node in {directory.resolve().parent} does not hand it over: see its log")
-        wall_ms, age_ms = [int(number) for number in answer.split()]
-        yield LastContact(wall_ms, None if age_ms == NEVER else age_ms)
-
-
-def _line(connection: socket.socket) -> str:
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _LINE_BYTES:
-        more = connection.recv(_LINE_BYTES)
-        if not more:
-            break
-        data += more
-    return data.decode("ascii", "replace").strip()
+    data = directory.resolve().parent
+    with ExitStack() as held:
+        try:
+            connection = held.enter_context(connect_to(data, _TIMEOUT_S))
+            contact = LastContact(*ask_over(connection, "hand-over", {"outbox_id": str(outbox_id)}))
+        except (FileNotFoundError, ConnectionRefusedError):
+            contact = LastContact()
+        except CallRefused as error:
+            raise ConnectionResetError(f"the node in {data} does not hand it over: {error}") from error
+        yield contact
 
 
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:

@@ -74,14 +74,6 @@ class LogsMissing(PushrepError):
         self.directory, self.ends = directory, dict(ends)
 
 
-class CantPromote(PushrepError):
-    """The directory can't be made the leader as it is; `why` says what to do. Nothing was changed."""
-
-    def __init__(self, directory: Path, why: str) -> None:
-        super().__init__(f"{directory} can't be promoted: {why}")
-        self.directory, self.why = directory, why
-
-
 class CommandRefused(PushrepError):
     """What an operator asked for can't be done as it is; the message says why, and what to do instead. Unless it says
     otherwise, nothing was changed.
@@ -191,17 +183,6 @@ class LogStopped(PushrepError):
         self.topic, self.partition = topic, partition
 
 
-class OffsetsMoved(PushrepError):
-    """Something other than the outbox appended to the partition's log or cut it: it does not end at the next batch's
-    base. Nothing was written. Open the outbox again, and append through it only.
-    """
-
-    def __init__(self, name: str, *, sealed_for: int, got: int) -> None:
-        what = "cut" if got < sealed_for else "appended to by something else"
-        super().__init__(f"{name} was {what}: it ends at offset {got}, not at {sealed_for}")
-        self.name, self.sealed_for, self.got = name, sealed_for, got
-
-
 class NotEnoughReplicas(PushrepError):
     """acks=ALL, and fewer than `min_insync_replicas` members are in sync, the leader counted. Nothing was appended.
 
@@ -213,11 +194,3 @@ class NotEnoughReplicas(PushrepError):
             f"{name}: {in_sync} of {needed} needed members are in sync (min_insync_replicas={needed}, this one counted)"
         )
         self.name, self.in_sync, self.needed = name, in_sync, needed
-
-
-class NotReplicatedInTime(PushrepError):
-    """The record is in this log, but not at enough members within `delivery_timeout_ms`: it may still be delivered."""
-
-    def __init__(self, timeout_ms: int) -> None:
-        super().__init__(f"not enough replicas had it within delivery_timeout_ms={timeout_ms}")
-        self.timeout_ms = timeout_ms

@@ -9,19 +9,35 @@ A step takes as long as a round of grants at most. The caller may stop at any st
 changed, and a joint grant that was not settled is settled by the next step of any change. A new member counts in N once
 it holds everything below the high watermark. Its index is one that no member of the outbox ever had
 (`Grant.next_index`).
+
+These are calls of the control socket, as is what else an open outbox answers there (`calls_of`):
+
+    status       {"first": 0, "count": 1000}         OutboxStatus.as_dict() with these partitions, at most 1,000
+    add-member, remove-member                        one step of the change
+    skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
+    skip-all     {"topic"}                           true: nothing is kept for it any more; refused for the topic that
+                                                     is shipped to
+    purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
+    hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
+
+An outbox on a file system without sockets (a network share, say, or a simulated disk) opens without a control socket:
+its records matter more.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.election.errors import TooFewMembers
 from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
+from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
+from pushrep.outbox.control import Calls, ControlServer
+from pushrep.outbox.destinations import purge_open
 from pushrep.outbox.errors import CommandRefused
-from pushrep.outbox.status import Facts
+from pushrep.outbox.status import Facts, status_of
 from pushrep.replicate.sockets import Address
 from pushrep.settings import whole_number
 from pushrep.wire.error_codes import ErrorCode
@@ -69,6 +85,9 @@ def add_member(
     CommandRefused, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
+    for name, number in (("min_insync_replicas", min_insync_replicas), ("replaced", replaced)):
+        if number is not None:
+            whole_number(name, number)
     address = str(Address.parse(address))
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _add(replication, address, min_insync_replicas, replaced)
@@ -79,6 +98,7 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
     `add_member`.
     """
     replication = _replication(facts)
+    whole_number("index", index)
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _remove(replication, index, min_insync_replicas)
 
@@ -87,7 +107,7 @@ def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> Membershi
     """One step towards a list in which a member at `address` replaces those of `lost`, whose directories are destroyed.
 
     For when the others are too few to agree to a change: it is made without them, and another generation and another
-    PID begin. Raises CommandRefused if they are enough, CantPromote if a member of `lost` answers, and as
+    PID begin. Raises CommandRefused if they are enough, or if a member of `lost` answers, and as
     `add_member`; nothing was changed then.
     """
     replication = _replication(facts)
@@ -158,7 +178,8 @@ def _add(
     if index is None:
         index = _free_index(grant, learners)
         replication.push_to(index, address)
-    if (trouble := replication.troubles().get(index, "")) and ErrorCode.MEMBER_TWICE.name in trouble:
+    trouble = "" if (leading := replication.leading) is None else leading.troubles().get(index, "")
+    if ErrorCode.MEMBER_TWICE.name in trouble:
         replication.stop_pushing_to(index)
         raise CommandRefused(f"{address} can't be another member: {trouble}")
     if not replication.has_caught_up(index):
@@ -178,7 +199,7 @@ def _without_address(replication: "Replication", grant: Grant, known: Member) ->
     if not replication.shows_another_directory(known.index) or grant.previous_members:
         raise CommandRefused(_why_not_in_the_place_of(known.index, known))
     others = frozenset(grant.indexes - {known.index})
-    if any(len(quorum.members & others) < quorum.to_change for quorum in grant.quorums):
+    if grant.too_few_to_change(others) is not None:
         raise CommandRefused(
             f"the other {len(others)} of the members are too few to agree to a list without member {known.index}. It "
             "needs no command: it is given everything again, and comes in by itself. Nothing was changed"
@@ -214,36 +235,6 @@ def _remove(replication: "Replication", index: int, min_insync_replicas: int | N
     joint = _change(replication, grant, _with(None, index, min_insync_replicas))
     _LOG.info("member %d was removed by the grant of epoch %d", index, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
-
-
-def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
-    """The changes as calls of the control socket."""
-
-    def add(arguments: Mapping[str, Any]) -> Any:
-        address, least, replaced = arguments.get("address"), _least(arguments), arguments.get("replaced")
-        if not isinstance(address, str):
-            raise BadArgument("address", f"give host:port, got {address!r}")
-        if replaced is not None:
-            whole_number("replaced", replaced)
-        return add_member(facts, address, least, replaced=replaced).as_dict()
-
-    def remove(arguments: Mapping[str, Any]) -> Any:
-        return remove_member(facts, whole_number("index", arguments.get("index")), _least(arguments)).as_dict()
-
-    def replace(arguments: Mapping[str, Any]) -> Any:
-        address, lost = arguments.get("address"), arguments.get("lost")
-        if not isinstance(address, str):
-            raise BadArgument("address", f"give host:port, got {address!r}")
-        if not isinstance(lost, list):
-            raise BadArgument("lost", f"give the members' numbers, got {lost!r}")
-        return replace_lost(facts, address, [whole_number("lost", one) for one in lost]).as_dict()
-
-    return {"add-member": add, "remove-member": remove, "replace-lost": replace}
-
-
-def _least(arguments: Mapping[str, Any]) -> int | None:
-    value = arguments.get("min_insync_replicas")
-    return None if value is None else whole_number("min_insync_replicas", value)
 
 
 def _replication(facts: Facts) -> "Replication":
@@ -322,3 +313,50 @@ def _step(phase: Phase, index: int, grant: Grant) -> MembershipStep:
 
 def _names(members: tuple[Member, ...]) -> str:
     return ", ".join(f"{one.index} ({one.address or 'the leader'})" for one in sorted(members))
+
+
+PARTITIONS_AT_ONCE = 1000
+_REASON_CHARACTERS = 500
+
+
+def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) -> None:
+    """Answer control calls from now on. `resources` ends this before anything that was opened earlier."""
+    if not isinstance(filesystem, RealFilesystem):
+        return
+    try:
+        server = ControlServer(facts.directory, lambda _: calls_of(facts))
+    except OSError as error:
+        _LOG.warning(
+            "%s has no control socket, so commands can't reach it while it is open: %s", facts.directory, error
+        )
+        return
+    resources.callback(server.close)
+
+
+def calls_of(facts: Facts) -> Calls:
+    """The calls, by name."""
+    return {
+        "status": lambda arguments: _status(facts, arguments),
+        "add-member": lambda given: add_member(facts, **given).as_dict(),
+        "remove-member": lambda given: remove_member(facts, **given).as_dict(),
+        "replace-lost": lambda given: replace_lost(facts, **given).as_dict(),
+        "hold": lambda arguments: _hold(facts, arguments),
+        "skip": lambda given: facts.shipping.skip(**given),
+        "skip-all": lambda given: facts.shipping.drop(**given),
+        "purge": lambda arguments: purge_open(facts.logs, arguments),
+    }
+
+
+def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
+    for_ms, reason = whole_number("for_ms", arguments.get("for_ms", 0)), arguments.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > _REASON_CHARACTERS:
+        raise BadArgument("reason", f"give a text of at most {_REASON_CHARACTERS} characters")
+    if facts.replication is None:
+        raise CommandRefused("this outbox has no replicas: nobody stands by")
+    hold = facts.replication.hold_takeovers(for_ms, reason).hold
+    return None if hold is None else hold.until_ms
+
+
+def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    first, count = (whole_number(name, arguments.get(name, 0)) for name in ("first", "count"))
+    return status_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE))).as_dict()

@@ -5,7 +5,6 @@
 Everything that was opened is in `resources`, which closes it in reverse: replication ends before a log is closed.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,22 +17,19 @@ from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.kafka.progress import read_progress
-from pushrep.log import LogConfig, SegmentLog, list_logs
+from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
-from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
-from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
+from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity, was_cut
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, start_shipping
+from pushrep.replicate.election_state import ElectionState, ElectionStateStore, find_election_state
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
-    from pushrep.replicate.election_state import ElectionStateStore
 
-
-_LOG = logging.getLogger("pushrep.outbox")
 OPENING = "the opening of the outbox"
 
 
@@ -68,21 +64,18 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     lead = _lead_of(held)
     if wanted.replicas or lead is not None:
         held.refuse_copy()
-    identity, is_new = settle_identity(
-        filesystem,
-        held.path,
-        wanted,
-        logs_exist=any(name == wanted.topic for name, _ in list_logs(held.path, filesystem)),
-        min_insync_replicas=settings.config.min_insync_replicas,
-        lead=lead,
-    )
+    identity, is_new = settle_identity(held, wanted, settings.config.min_insync_replicas, lead)
     config = settings.log_config(ships=settings.kafka is not None or bool(read_progress(held.filesystem, held.path)))
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.config.accept_loss)
-    topic_id = lead.grant.topic_id if lead is not None else None
+    topic_id = lead.grant.topic_id if lead is not None and lead.grant is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
-        _make_logs(held, identity, topic_id)
-    state_store = _state_store(held, identity) if identity.replicas else None
+        names = [log_name(identity.topic, n) for n in range(identity.partitions)]
+        for some in (names[:1], names[1:]):  # the first one alone: the opening after a crash takes the id from it
+            create_logs(held, dict.fromkeys(some, topic_id), has_replicas=bool(identity.replicas))
+    state_store = None
+    if identity.replicas:
+        state_store = ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
@@ -115,21 +108,13 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     )
 
 
-def _make_logs(held: LogDirectory, identity: OutboxIdentity, topic_id: UUID) -> None:
-    """Make the logs of a new outbox."""
-    names = [log_name(identity.topic, n) for n in range(identity.partitions)]
-    create = partial(create_logs, held, has_replicas=bool(identity.replicas))
-    create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
-    create(dict.fromkeys(names[1:], topic_id))
-
-
 def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:
     loaded: dict[str, int | None] = {}
     push, kafka, health = settings.config.push, settings.kafka, settings.health
     if push.tls is not None:
         loaded["replicas"] = getattr(push.tls, "expires_s", None)  # set by `mutual_tls`
     if kafka is not None and (kafka.ssl_certfile is not None or kafka.ssl_cafile is not None):
-        from pushrep.replicate.certificates import expires_s  # noqa: PLC0415 - as above
+        from pushrep.replicate.certificates import expires_s  # noqa: PLC0415 - only with certificates
 
         try:
             loaded["kafka"] = expires_s(kafka.ssl_certfile, kafka.ssl_cafile)
@@ -142,24 +127,14 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
     return certificates
 
 
-def _lead_of(held: LogDirectory) -> KeptGrant | None:
-    """The grant by which this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
-    if not held.filesystem.exists(held.path / "promises.json"):
-        return None
-    from pushrep.replicate.election_state import find_election_state  # noqa: PLC0415 - as above
-
+def _lead_of(held: LogDirectory) -> ElectionState | None:
+    """The state by whose grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
     _, state = find_election_state(held.path, held.filesystem) or (None, None)
     if state is None or state.grant is None:
         return None
     if not state.is_led_here:
         raise NotLeader(state.grant.leader, state.grant.epoch)
-    return KeptGrant(state.grant, state.member)
-
-
-def _state_store(held: LogDirectory, identity: OutboxIdentity) -> "ElectionStateStore":
-    from pushrep.replicate.election_state import ElectionStateStore  # noqa: PLC0415 - as above
-
-    return ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
+    return state
 
 
 def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
@@ -169,7 +144,7 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
     identity: OutboxIdentity,
     config: LogConfig,
     log_id: UUID | None,
-    state_store: "ElectionStateStore | None",
+    state_store: ElectionStateStore | None,
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / log_name(identity.topic, partition)
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)

@@ -9,9 +9,13 @@ Every record carries 20 bytes of metadata as its key or a header, so that a read
 `metadata`, or this outbox's PID, the partition and the record's own log offset.
 """
 
+import _thread
+import atexit
 import logging
 import os
+import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,21 +30,33 @@ from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.log import Durability, LogClosed, SegmentLog
+from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
+from pushrep.log.directory_files import SLOTS_MAX, slot_path
+from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.control_calls import serve_control
-from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
+    NoFreeSlot,
     NoOutbox,
     OutboxClosed,
     RecordRefused,
 )
-from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
+from pushrep.outbox.identity import (
+    FILE_NAME,
+    OutboxIdentity,
+    leap_epoch,
+    new_identity,
+    read_identity,
+    refuse_other_kinds,
+)
+from pushrep.outbox.member_changes import serve_control
 from pushrep.outbox.opening import Opened, open_all
 from pushrep.outbox.partition_appender import (
+    BUFFERED_AT_ONCE,
+    LINGER_TIMERS,
+    LingerTimer,
     PartitionAppender,
     Refusing,
     RefusingAppenders,
@@ -52,10 +68,8 @@ from pushrep.outbox.partition_appender import (
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import DEFAULT_CONFIG, Acks, OnDiverged, OutboxConfig, OutboxSettings
-from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
-from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
-from pushrep.outbox.unclosed import close_if_forgotten, collected
+from pushrep.settings import whole_number
 
 if TYPE_CHECKING:
     from pushrep.election.grants import Grant
@@ -65,17 +79,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 
+_HINT = "close it, or use it as a context manager"
 _GRACE_S = 1.0  # enough for a writer to end its round, unless its disk hangs
 
 
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
-
-    def __new__(cls, *given: object, **_named: object) -> Self:
-        """Raises BadArgument if the class is called, and not `open`."""
-        if len(given) < 2 or not isinstance(given[1], Opened):
-            raise BadArgument("Outbox", "is made by Outbox.open(directory, topic, partitions, producer), or open_slot")
-        return super().__new__(cls)
 
     def __init__(  # noqa: PLR0913 - what it stands on
         self,
@@ -93,8 +102,9 @@ class Outbox:
         """The PID of records appended without metadata."""
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.config.buffer_bytes, clock)
-        self._writers = WriterThreads(filesystem, directory, settings.durability)
-        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, linger_timer.opened)
+        at_once = SYNCS_AT_ONCE if settings.durability is Durability.FLUSHED else BUFFERED_AT_ONCE
+        self._threads = disk_threads(filesystem, directory, at_once)
+        shared = Shared(identity, self.pid, settings, self._budget, clock, self._threads.submit, linger_timer.opened)
         self._all_appenders = [PartitionAppender(log, shared, store, opened.replicas_of(log)) for log, store in logs]
         self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
         self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
@@ -109,11 +119,10 @@ class Outbox:
         )  # fmt: skip
         self._closing = threading.Lock()
         self._closed = True  # until everything runs
-        self._writers.start()
         if replication is not None:
             replication.watch(self._all_appenders)
         refuse_in_forks(self)
-        close_if_forgotten(self)
+        _close_if_forgotten(self)
         self._closed = False
 
     @classmethod
@@ -171,8 +180,9 @@ class Outbox:
         if not config.create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
         with ExitStack() as resources:
-            linger_timer = linger_timer_for(config.linger_ms, clock)
-            resources.callback(release_linger_timer, linger_timer)
+            key = (config.linger_ms, id(clock))
+            linger_timer = LINGER_TIMERS.acquire(key, lambda: LingerTimer(config.linger_ms, clock), keep=clock)
+            resources.callback(LINGER_TIMERS.release, linger_timer)
             opened = open_all(resources, directory, wanted, settings, filesystem=filesystem, clock=clock)
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
             outbox._subscribe(filesystem)
@@ -191,12 +201,13 @@ class Outbox:
 
     def _subscribe(self, filesystem: Filesystem) -> None:
         """React to what shipping and replication find. No callback holds the outbox, which may be collected."""
-        shipping, replication, itself = self.facts.shipping, self.facts.replication, weakref.ref(self)
-        shipping.when_head_was_cut(partial(_begin_pid_epoch, itself, self._all_appenders, filesystem))
+        sink, replication, itself = self.facts.shipping.sink, self.facts.replication, weakref.ref(self)
         if replication is not None:
             replication.on_identity = partial(_show_identity, itself)
-        if self._settings.config.on_diverged is OnDiverged.REFUSE:
-            shipping.when_diverged(partial(_refuse_appends, self._all_appenders))
+        if sink is not None:
+            sink.state.when_head_was_cut(partial(_begin_pid_epoch, itself, self._all_appenders, filesystem))
+        if sink is not None and self._settings.config.on_diverged is OnDiverged.REFUSE:
+            sink.when_diverged(partial(_refuse_appends, self._all_appenders))
 
     @classmethod
     def open_slot(  # noqa: PLR0913 - as `open`
@@ -220,18 +231,28 @@ class Outbox:
         """Open the first free one of `slots` outboxes below `directory`: for a program with many worker processes.
 
         Each worker calls it after its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
-        its process ends, however that ends. The next worker goes on with the slot's records, under the slot's PID.
+        its process ends, however that ends: the system frees the slot's lock then. The next worker goes on with the
+        slot's records, under the slot's PID, so readers filter what it sends again, and ships what is not shipped yet.
         `slots`: more than there are workers at once; it may differ from start to start. The other arguments are those
         of `open`. Raises `NoFreeSlot`, and what `open` raises.
         """
-        return open_free_slot(
-            directory,
-            slots,
-            lambda slot: cls.open(
-                slot, topic, partitions, producer, replicas=replicas, kafka=kafka, acks=acks, durability=durability,
-                carrier=carrier, health=health, config=config, filesystem=filesystem, clock=clock,
-            ),
-        )  # fmt: skip
+        parent = checked_path("directory", directory)
+        whole_number("slots", slots, 1, SLOTS_MAX)
+        if (parent / FILE_NAME).exists():
+            why = "is an outbox itself: name the directory above its slots, or use Outbox.open"
+            raise BadArgument("directory", f"{parent} {why}")
+        every = [slot_path(parent, slot) for slot in range(slots)]
+        holders: list[int | None] = []
+        # Used slots first, so that a dead worker's records are shipped soon.
+        for path in sorted(every, key=lambda path: not path.exists()):
+            try:
+                return cls.open(
+                    path, topic, partitions, producer, replicas=replicas, kafka=kafka, acks=acks, durability=durability,
+                    carrier=carrier, health=health, config=config, filesystem=filesystem, clock=clock,
+                )  # fmt: skip
+            except LogLocked as taken:
+                holders.append(taken.pid)
+        raise NoFreeSlot(parent, slots, holders)
 
     @classmethod
     def stand_by(  # noqa: PLR0913 - as `open`, and how it waits
@@ -452,10 +473,13 @@ class Outbox:
         for appender in self._all_appenders:
             appender.refuse(lambda: OutboxClosed(self.directory))
         deadline = monotonic() + self._settings.config.close_timeout_s
-        late = not decided_by(deadline, pending_in(self._all_appenders))
+        decided_by(deadline, pending_in(self._all_appenders))
         for appender in self._all_appenders:
             appender.give_up(closed)
-        if not self._writers.stop(self._all_appenders, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
+        deadline = max(deadline, monotonic() + _GRACE_S)
+        is_still = all(one.is_idle_within(max(0.0, deadline - monotonic())) for one in self._all_appenders)
+        release_disk_threads(self._threads)
+        if not is_still:
             # A writer hangs in the disk, so closing its log would hang, too. The process keeps the directory's lock.
             if self.facts.replication is not None:
                 self.facts.replication.close()
@@ -476,7 +500,7 @@ class Outbox:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
-            collected(self, self.facts.settings.config.close_timeout_s)
+            _collected(self, self.facts.settings.config.close_timeout_s)
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
@@ -554,3 +578,85 @@ def _begin_pid_epoch(
 def _show_identity(opened: "weakref.ref[Outbox]", identity: OutboxIdentity) -> None:
     if (outbox := opened()) is not None:
         outbox.identity, outbox.pid = identity, identity.pid
+
+
+_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+"""Outboxes that nobody closed: what they still hold is written when the program ends, or when they are collected.
+
+    interpreter exits      atexit, in the main thread     each is closed within its close_timeout_s    WARNING, or ERROR
+    multiprocessing        a finalizer of that module: its children end by os._exit, without atexit       as above
+    garbage collected      a thread of its own            the same; its lock is free then              ResourceWarning
+
+The collector may run in any thread at any allocation, in one that holds a lock of the outbox, too: so nothing is waited
+for there. A process that is killed, or itself calls os._exit, gets nothing of this.
+"""
+_BEING_CLOSED: "dict[threading.Event, float]" = {}  # by collected ones' threads: done, the seconds that it may take
+_child = 0  # the process of multiprocessing that ends by our finalizer
+
+
+def _close_if_forgotten(outbox: Outbox) -> None:
+    """See the file's map. Called when it is open."""
+    _OPEN.add(outbox)
+    _close_at_the_end_of_a_child()
+
+
+def _close_at_the_end_of_a_child() -> None:
+    global _child  # noqa: PLW0603 - once a process
+    util, process = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "process"))
+    if util is None or process is None or process.parent_process() is None or _child == os.getpid():
+        return
+    _child = os.getpid()
+    util.Finalize(None, _close_at_exit, exitpriority=0)
+
+
+def _collected(outbox: Outbox, close_timeout_s: float) -> None:
+    """It is being garbage-collected open. Raises nothing but a ResourceWarning that is an error."""
+    _OPEN.discard(outbox)
+    done = threading.Event()
+    _BEING_CLOSED[done] = close_timeout_s
+    try:
+        _thread.start_new_thread(_close_in_thread, (outbox, done))  # threading's own start waits, and takes locks
+    except RuntimeError:  # the interpreter is ending
+        del _BEING_CLOSED[done]
+        return
+    warnings.warn(f"the outbox in {outbox.directory} was not closed: {_HINT}", ResourceWarning, 2, source=outbox)
+
+
+def _close_in_thread(outbox: Outbox, done: threading.Event) -> None:
+    try:
+        outbox.close()
+    except Exception:  # noqa: BLE001 - there is no caller to raise it to
+        _LOG.exception("the outbox in %s was not closed, and what it held", outbox.directory)
+    finally:
+        done.set()
+        del _BEING_CLOSED[done]
+
+
+def _close_at_exit() -> None:
+    for outbox in list(_OPEN):
+        if outbox.is_closed or outbox.owner_pid != os.getpid():
+            continue
+        records = outbox.pending_records()
+        try:
+            outbox.close()
+        except Exception as error:  # noqa: BLE001 - the other outboxes are to be closed, too
+            _LOG.error(
+                "the outbox in %s was still open when the program ended, and %d records waited: %s; %s",
+                outbox.directory,
+                records,
+                error,
+                _HINT,
+            )
+        else:
+            _LOG.warning(
+                "the outbox in %s was still open when the program ended: closed now, with %d records that waited; %s",
+                outbox.directory,
+                records,
+                _HINT,
+            )
+    for done, limit_s in list(_BEING_CLOSED.items()):
+        done.wait(limit_s + 1)
+
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_BEING_CLOSED.clear)  # these threads stayed in the parent

@@ -9,6 +9,10 @@ written batch waits for its replicas (partition_replicas.py) before it is decide
 
 A closed or forked outbox has `RefusingAppenders` instead, which raise before they take a lock: a forked child has no
 writers, and any lock may have been held at the moment of the fork.
+
+All outboxes of a process share two kinds of threads: writers, which seal and write, and a timer, which ends lingering.
+Both sleep while nothing happens, and neither is woken per record: a writer once per round of an appender, the timer
+once per linger time while batches are being opened.
 """
 
 import os
@@ -17,17 +21,18 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic, perf_counter
 from typing import NamedTuple, NoReturn
 
 from filtering import StreamMetadata
-from pushrep.env import Clock
+from pushrep.env import Clock, shared_by_process
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.log.disk_space import Durations
 from pushrep.outbox.batch import Budget, Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
-from pushrep.outbox.errors import LogStopped, OffsetsMoved, ReceiptTimeout
+from pushrep.outbox.errors import LogStopped, ReceiptTimeout
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions import PositionsStore, SourceOrder
@@ -55,14 +60,14 @@ class AppendCounts:
 
 
 class Shared(NamedTuple):
-    """What an outbox's appenders share. `ready(appender)` calls a writer, `opened(batch)` starts the linger timer."""
+    """What an outbox's appenders share. `submit` gives a writer a round, `opened(batch)` starts the linger timer."""
 
     identity: OutboxIdentity
     pid: int
     settings: OutboxSettings
     budget: Budget
     clock: Clock
-    ready: Callable[["PartitionAppender"], None]
+    submit: Callable[[Callable[[], None]], object]
     opened: Callable[[PendingBatch], None]
 
 
@@ -120,7 +125,9 @@ class PartitionAppender:
         if self._refusal is not None:
             raise self._refusal()
         if self._replicas is not None:
-            self._replicas.check()
+            refusal = self._replicas.refusal()
+            if refusal is not None:
+                raise refusal
 
     def add_within_free_bytes(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
         """Append a record that fits into `free_bytes`, which the caller then lowers. Raises `RecordRefused`."""
@@ -222,7 +229,7 @@ class PartitionAppender:
         if not self._with_writer:
             self._with_writer = True
             try:
-                self._shared.ready(self)
+                self._shared.submit(self.write_round)
             except BaseException:  # Ctrl-C: perhaps no writer was called, so the next append calls again
                 self._with_writer = False
                 raise
@@ -354,13 +361,14 @@ class PartitionAppender:
         bases: list[int] = []
         sealed, in_log, failure = self._append_to_log(round_, bases)
         epoch = sealed[-1].header.leader_epoch if sealed else 0
-        if replicas is not None and sealed:
-            replicas.on_append(bases[0], sealed)  # before the flush: other disks work at the same time
+        led = None if replicas is None else replicas.led
+        if led is not None and sealed:  # before the flush: other disks work at the same time
+            led.on_append(bases[0], sealed, self._shared.clock.monotonic_ms())
         if bases and self._settings.durability is Durability.FLUSHED:
             try:
                 self.log.flush()
-                if replicas is not None:
-                    replicas.on_flush(self.log.flushed_offset)
+                if led is not None:
+                    led.on_flush(self.log.flushed_offset)
             except Exception as error:  # noqa: BLE001
                 failure, bases = error, []
         self._decide(round_, bases, in_log, failure, epoch)
@@ -385,7 +393,7 @@ class PartitionAppender:
                 done.append(sealed)
                 bases.append(base)
         except LogEndMoved as error:
-            return done, len(done), OffsetsMoved(self.name, sealed_for=base, got=error.end)
+            return done, len(done), error  # something else cut it, or appended to it
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer
             in_log = len(done)
             if self._ends_above(base):  # a log takes a batch whole or not at all
@@ -445,7 +453,7 @@ class PartitionAppender:
                 for at, batch in enumerate(failed, start=len(bases)):
                     self._fail(batch, failure, may_be_delivered=at < in_log)
                     self._order.failed(batch.runs, str(failure) or repr(failure))
-                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | OffsetsMoved):
+                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | LogEndMoved):
                     self._stop_for(str(failure))
         self._release([*done, *failed])
         for one in waiting:
@@ -528,3 +536,41 @@ def flush_appenders(appenders: Sequence[PartitionAppender], timeout: float | Non
     raise_unseen_failure(appenders)
     for appender in appenders:
         appender.log.flush()
+
+
+BUFFERED_AT_ONCE = 4  # rounds without a sync are work for the processor: more threads only queue for the interpreter
+
+
+class LingerTimer:
+    """Seals a batch `linger_ms` after it was begun, unless it was full before; for all outboxes that linger so long."""
+
+    def __init__(self, linger_ms: int, clock: Clock) -> None:
+        self._linger_ms, self._clock = linger_ms, clock
+        # In order, as all linger alike. A queue in C: Ctrl-C in the appending thread can't leave it locked.
+        self._due: SimpleQueue[tuple[int, PendingBatch] | None] = SimpleQueue()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"pushrep-linger-{linger_ms}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the thread; open batches stay as they are."""
+        self._stop.set()
+        self._due.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def opened(self, batch: PendingBatch) -> None:
+        """A batch was begun now."""
+        self._due.put((self._clock.monotonic_ms() + self._linger_ms, batch))
+
+    def _run(self) -> None:
+        while (due := self._due.get()) is not None:
+            due_ms, batch = due
+            while (wait_ms := due_ms - self._clock.monotonic_ms()) > 0 and not batch.decided:
+                if self._stop.wait(wait_ms / 1000):
+                    return
+            batch.appender.request_flush(batch)
+
+
+LINGER_TIMERS = shared_by_process(LingerTimer.end)
+"""By (linger_ms, clock); a timer ends with the last outbox that has it."""

@@ -20,7 +20,6 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.errors import NotEnoughReplicas
-from pushrep.records import RecordBatch
 
 if TYPE_CHECKING:
     from pushrep.replicate.led_partition import LedPartition
@@ -69,21 +68,6 @@ class PartitionReplicas:
         if led.resigned is not None:
             return led.resigned
         return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.leader.may_append_all else None
-
-    def check(self) -> None:
-        """Raise the refusal, if there is one."""
-        if (refusal := self.refusal()) is not None:
-            raise refusal
-
-    def on_append(self, base_offset: int, batches: Sequence[RecordBatch]) -> None:
-        """These batches are in the log now."""
-        if self.led is not None:
-            self.led.on_append(base_offset, batches, self._clock.monotonic_ms())
-
-    def on_flush(self, flushed_offset: int) -> None:
-        """Everything below `flushed_offset` is on this disk."""
-        if self.led is not None:
-            self.led.on_flush(flushed_offset)
 
     def hold(self, batches: Sequence[PendingBatch], bases: Sequence[int]) -> list[Waiting]:
         """Let these batches wait for replicas from now on."""

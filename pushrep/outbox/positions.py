@@ -296,12 +296,6 @@ class PositionsStore:
         with self._lock:
             return dict(self._known.highest)
 
-    def knows_any(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Those of `pairs` that have a record in the log."""
-        with self._lock:
-            known = self._known.highest
-            return [pair for pair in pairs if pair in known]
-
     def follow(self, flushed_offset: Callable[[], int]) -> None:
         """The log is open; from now on added records count once they are below `flushed_offset()`."""
         self._flushed = flushed_offset

@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,20 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from filtering.retry import Backoff, RetryPolicy
-from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, MemberLog, Purpose, leader_alive
+from pushrep.election.candidate import (
+    LEADER_ALIVE_MS,
+    Fetch,
+    MemberAnswer,
+    MemberLog,
+    Purpose,
+    leader_alive,
+    why_outranked,
+    why_twice,
+)
 from pushrep.election.epochs import common_end, without_unfenced
 from pushrep.election.errors import (
     LogNotFit,
-    MemberTwice,
     NotAhead,
-    NotLeader,
-    OlderGeneration,
     RivalGenerations,
     TooFewMembers,
 )
@@ -37,7 +43,6 @@ from pushrep.election.grants import (
     GENERATION_TAG_BITS,
     Grant,
     Member,
-    are_rivals,
     base_of,
     default_min_insync,
     newest_of,
@@ -51,7 +56,7 @@ from pushrep.log.directory_files import log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
-from pushrep.outbox.errors import CantPromote
+from pushrep.outbox.errors import CommandRefused
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
@@ -67,41 +72,34 @@ from pushrep.topic_id_partition import TopicIdPartition
 _LOG = logging.getLogger("pushrep.outbox")
 _PID_LEAP = 1 << 24
 _SHOWN_PARTITIONS = 16
-_Repaired: TypeAlias = Callable[[Grant], tuple[tuple[str, ...], bool]]
+_Repair: TypeAlias = Callable[[Grant], tuple[tuple[str, ...], bool]]
 VERIFY_S = 5.0
 """How long a promotion reads sealed segments at most: the service waits for a leader."""
 _TAKE_S = 2.0  # how long to wait for the locks of a process that is just ending
 
 
-class PartitionEnds(NamedTuple):
-    """Where a partition of the promoted directory ends: newest granted epoch before this one, offsets half-open."""
-
-    partition: int
-    epoch: int
-    high_watermark: int
-    log_end_offset: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promotion:
-    """The result of a promotion. accepted_loss: the losses that were shown and accepted; empty without any.
-
-    damaged: the damaged sealed segments that no other member could repair, each with the reason. is_read: whether all
-    sealed segments could be read in `verify_s`. unreached: members that a forced grant did not reach, so that they are
-    not fenced: records that they hold, and take until it reaches them, are then kept aside.
+class Granted(NamedTuple):
+    """The grant to lead by. unreached: members that a forced grant did not reach and that are not given as lost. They
+    are not fenced: records that they hold, and take until it reaches them, are then kept aside. damaged: the damaged
+    sealed segments that no other member could repair, each with the reason. is_read: whether all sealed segments could
+    be read in `verify_s`.
     """
 
-    directory: Path
     grant: Grant
-    partitions: tuple[PartitionEnds, ...]
-    last_contact_ms: int
+    unreached: tuple[int, ...] = ()
     damaged: tuple[str, ...] = ()
     is_read: bool = True
-    unreached: tuple[int, ...] = ()
+
+
+class Promotion(NamedTuple):
+    """The result of a promotion; the partitions' logs, as they were when it began to lead."""
+
+    granted: Granted
+    logs: Mapping[int, MemberLog]
 
     @property
-    def accepted_loss(self) -> str:
-        return self.grant.accepted_loss
+    def grant(self) -> Grant:
+        return self.granted.grant
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -142,14 +140,14 @@ def promote(  # noqa: PLR0913 - an operator's choices
     `ReplicaNode.hand_over` returns it; a node in another process is asked. verify_s: once this member may lead, sealed
     segments are read for so long, to find damage; it is repaired from the others, and what they can't give is in
     `damaged`.
-    Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, MemberTwice,
-    DirectoryIsCopy before anything is changed; OlderGeneration, RivalGenerations, NotLeader if another's promotion was
-    faster, CantPromote with what to do, CorruptNodeFile, LogPoisoned, OSError.
+    Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, CantLead, DirectoryIsCopy before
+    anything is changed; NotLeader or RivalGenerations if another leads, CommandRefused with what to do,
+    CorruptNodeFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_election_state(directory, filesystem)
     if found is None or found[1].grant is None:
-        raise CantPromote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
+        raise cant_promote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
     outbox_id = found[0]
     leader_alive_ms = 0 if depose else leader_alive_ms
     with ExitStack() as stack:
@@ -163,7 +161,6 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 contact_age_ms=last_contact.age_ms,
                 leader_alive_ms=leader_alive_ms,
                 push=push or PushSettings(),
-                take_s=min(_TAKE_S, timeout_s),
                 log_config=log_config,
                 filesystem=filesystem,
                 clock=clock,
@@ -171,27 +168,31 @@ def promote(  # noqa: PLR0913 - an operator's choices
         )
         state_store, number = election.state_store, election.state_store.kept.number
         logs = {tp_of(log): log for log in election.logs.values()}
-        repaired = partial(_repair, logs, push or PushSettings(), verify_s, clock)
+        repair = partial(_repair, logs, push or PushSettings(), verify_s, clock)
         losing = partial(
             with_loss,
             election,
             last_contact.wall_ms,
             catch_up=catch_up,
             timeout_s=timeout_s,
-            repaired=repaired,
+            repair=repair,
             may_be_damaged=True,
         )
         try:
             if lost or new:
                 if not accept_loss:
-                    raise CantPromote(directory, "members are only given up with --accept-loss")
+                    raise cant_promote(directory, "members are only given up with --accept-loss")
                 change = list_change(election, frozenset(lost), [str(Address.parse(one)) for one in new])
                 done = losing(change=change)
             elif _original_of(election) is not None:
                 done = losing()
             else:
-                done = _granted(election, losing if accept_loss else None, catch_up=catch_up, timeout_s=timeout_s)
-            return _begun(election, done, directory, last_contact.wall_ms, repaired)
+                done = _granted(
+                    election, losing if accept_loss else None, repair, catch_up=catch_up, timeout_s=timeout_s
+                )
+            held_logs = election.own().logs
+            election.begin(done.grant)
+            return Promotion(done, held_logs)
         except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
             if state_store.kept.number == number:
                 raise
@@ -200,20 +201,22 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 f"fence the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
                 f"{' --accept-loss' if accept_loss else ''}"
             )
-            raise CantPromote(directory, why) from error
+            raise cant_promote(directory, why) from error
 
 
 def _granted(
-    election: Election, losing: "Callable[[], Granted] | None", *, catch_up: bool, timeout_s: float
-) -> "Granted":
+    election: Election, losing: Callable[[], Granted] | None, repair: _Repair, *, catch_up: bool, timeout_s: float
+) -> Granted:
     """Lead by the members' grant. losing: what to do if it fails before a number was taken; None: raise."""
     number = election.state_store.kept.number
     try:
-        return Granted(election.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s))
+        grant = election.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s)
     except (LogNotFit, RivalGenerations, TooFewMembers):
         if losing is None or election.state_store.kept.number != number:
             raise
         return losing()
+    damaged, is_read = repair(grant)
+    return Granted(grant, damaged=damaged, is_read=is_read)
 
 
 @contextmanager
@@ -226,7 +229,6 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     contact_age_ms: int | None,
     leader_alive_ms: int = LEADER_ALIVE_MS,
     push: PushSettings,
-    take_s: float = _TAKE_S,
     log_config: LogConfig | None,
     filesystem: Filesystem,
     clock: Clock,
@@ -234,14 +236,14 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     """The election of the member in `directory`, which its node has handed over; its logs are open until the end.
 
     first: the first grant, for an outbox that has none. may_be_copy: also in a copy whose original is lost; it is no
-    copy any more once it leads. take_s: how long to wait for a process that has the directory to end.
-    Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
+    copy any more once it leads.
+    Raises CommandRefused, DirectoryIsCopy, CorruptNodeFile, OSError.
     """
     with ExitStack() as stack:
         waiting = RetryPolicy(
-            is_retriable=lambda error: isinstance(error, CantPromote),
+            is_retriable=lambda error: isinstance(error, CommandRefused),
             backoff=Backoff(0.05, 0.05, least=1.0),
-            within_s=take_s,
+            within_s=_TAKE_S,
         )
         held = waiting.call(lambda: _open_directory(directory, filesystem, clock))
         stack.callback(held.release)
@@ -259,24 +261,6 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
         )
         if may_be_copy:
             held.forget_original()
-
-
-def _begun(
-    election: Election, done: "Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
-) -> Promotion:
-    grant = done.grant
-    ends = tuple(_ends_of(election))
-    damaged, is_read = done.repaired or repaired(grant)
-    election.begin(grant)
-    return Promotion(
-        directory=directory,
-        grant=grant,
-        partitions=ends,
-        last_contact_ms=last_contact_ms,
-        damaged=damaged,
-        is_read=is_read,
-        unreached=done.unreached,
-    )
 
 
 def _repair(
@@ -307,10 +291,10 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
     try:
         held = LogDirectory.acquire(directory, filesystem, clock)
     except LogLocked as error:
-        raise CantPromote(directory, f"process {error.pid} has it open: end its service, or the node") from error
+        raise cant_promote(directory, f"process {error.pid} has it open: end its service, or the node") from error
     if held.references > 1:
         held.release()
-        raise CantPromote(directory, "this process has it open: close its Outbox, or use ReplicaNode.hand_over")
+        raise cant_promote(directory, "this process has it open: close its Outbox, or use ReplicaNode.hand_over")
     return held
 
 
@@ -331,16 +315,6 @@ def _open_logs(
         )
         stack.enter_context(log)
     return logs
-
-
-class Granted(NamedTuple):
-    """The grant to lead by. unreached: members that a forced grant did not reach and that are not given as lost.
-    repaired: the result of `_repair`, if it ran before.
-    """
-
-    grant: Grant
-    unreached: tuple[int, ...] = ()
-    repaired: tuple[tuple[str, ...], bool] | None = None
 
 
 class Heard(NamedTuple):
@@ -377,52 +351,47 @@ class ListChange(NamedTuple):
         return members, default_min_insync(len(members))
 
     def check_looked(self, directory: Path, base: Grant, own: int, found: Mapping[int, MemberAnswer]) -> None:
-        """Check the answers before anything is stored. Raises CantPromote, TooFewMembers."""
+        """Check the answers before anything is stored. Raises CommandRefused, TooFewMembers."""
         answered = {index for index, one in found.items() if one.grant is not None and not one.is_unfilled}
         if alive := self.lost & answered:
-            raise CantPromote(directory, f"member {min(alive)} answers: it is not lost")
-        if self.is_any:
-            self._check(base, own, answered)
+            raise cant_promote(directory, f"member {min(alive)} answers: it is not lost")
+        if self.is_any and (too_few := self._too_few(base, own, answered)) is not None:
+            raise too_few
 
     def check_stored(
         self, directory: Path, base: Grant, own: int, answers: Mapping[int, MemberAnswer], grant: Grant
     ) -> None:
-        """Check the answers before anybody leads by `grant`. Raises CantPromote."""
-        try:
-            if self.is_any:
-                self._check(base, own, {index for index, one in answers.items() if one.grant == grant})
-        except TooFewMembers as error:
-            why = f"the new list is stored here, but {error}. Then run the same command again"
-            raise CantPromote(directory, why) from error
+        """Check the answers before anybody leads by `grant`. Raises CommandRefused."""
+        stored = {index for index, one in answers.items() if one.grant == grant}
+        if self.is_any and (too_few := self._too_few(base, own, stored)) is not None:
+            raise cant_promote(
+                directory, f"the new list is stored here, but {too_few}. Then run the same command again"
+            )
 
-    def _check(self, base: Grant, own: int, answered: Collection[int]) -> None:
-        """Raise TooFewMembers if a leader by the old list could still come from those that neither answered nor are
-        said to be lost.
+    def _too_few(self, base: Grant, own: int, answered: Collection[int]) -> TooFewMembers | None:
+        """Whether a leader by the old list could still come from those that neither answered nor are said to be
+        lost.
         """
-        for quorum in base.quorums:
-            known = quorum.members & {own, *answered, *self.lost}
-            if len(known) < quorum.to_change:
-                silent = tuple(sorted(quorum.members - known))
-                raise TooFewMembers(answered=len(known), needed=quorum.to_change, silent=silent)
+        return base.too_few_to_change({own, *answered, *self.lost})
 
 
 _SAME_LIST = ListChange()
 
 
 def list_change(election: Election, lost: frozenset[int], new: Sequence[str]) -> ListChange:
-    """The change of the newest list that this member has stored. new: "host:port". Raises CantPromote."""
+    """The change of the newest list that this member has stored. new: "host:port". Raises CommandRefused."""
     kept, directory = election.state_store.kept.grant, election.state_store.directory
     assert kept is not None, "it was looked at before"
     if kept.is_led_alone and kept.leader == election.index:  # an earlier try, perhaps not finished
         lost -= {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
         new = [address for address in new if kept.index_at(address) < 0]
     if unknown := lost - kept.indexes:
-        raise CantPromote(directory, f"there is no member {min(unknown)}, but {sorted(kept.indexes)}")
+        raise cant_promote(directory, f"there is no member {min(unknown)}, but {sorted(kept.indexes)}")
     if election.index in lost:
-        raise CantPromote(directory, f"member {election.index} is this directory itself")
+        raise cant_promote(directory, f"member {election.index} is this directory itself")
     for address in new:
         if (index := kept.index_at(address)) not in {-1, *lost}:
-            raise CantPromote(directory, f"{address} is member {index} already")
+            raise cant_promote(directory, f"{address} is member {index} already")
     return ListChange(lost, new)
 
 
@@ -432,7 +401,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     *,
     catch_up: bool,
     timeout_s: float,
-    repaired: _Repaired,
+    repair: _Repair,
     change: ListChange = _SAME_LIST,
     heard: Mapping[int, Heard] = MappingProxyType({}),
     may_be_damaged: bool = False,
@@ -456,15 +425,18 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     directory = election.state_store.directory
     original = _original_of(election)
     counting = {i for i, one in found.items() if one.counts and base.is_member(i, one.directory_id)}
-    if original is not None and base.may_lead(counting):
-        raise CantPromote(
+    if original is not None and base.too_few_to_lead(counting) is None:
+        raise cant_promote(
             directory, f"it is a copy, and members {sorted(counting)} lead without it: promote one of them"
         )
-    _check_fit(own, counting if base.may_lead(counting) else (), may_be_damaged=may_be_damaged)
+    _check_fit(own, counting if base.too_few_to_lead(counting) is None else (), may_be_damaged=may_be_damaged)
     change.check_looked(directory, base, own.index, found)
     members, least = change.of(base)
     coming = [one for one in members if one.index >= base.next_index]
-    _refuse_twice(election, coming, change.lost, {own.index: own, **found}, timeout_s)
+    left = {index: one for index, one in {own.index: own, **found}.items() if index not in change.lost}
+    looked = election.describe_new(coming, timeout_s) if coming else {}  # a leader asks those that are silent again
+    if (is_twice := why_twice(left | looked)) is not None:
+        raise is_twice
     epoch = next_ballot(election.index, max(answer.highest_epoch for answer in (own, *found.values())))
     compared = [index for index, one in found.items() if one.counts or original is not None]
     theirs = {index: found[index].logs for index in compared}
@@ -472,7 +444,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     before = base.renewed(epoch, own.index)
     for fetch in fetches:  # before the others get the grant, by which they keep aside what they hold
         election.fetch(fetch, before)
-    done = repaired(before)
+    damaged, is_read = repair(before)
     heard = {newest.leader: Heard(last_contact_ms), **heard}
     absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
     accepted = _loss(election, last_contact_ms, absent, found)
@@ -498,47 +470,28 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     change.check_stored(directory, base, own.index, answers, grant)
     _LOG.error("%s leads without %s", directory, accepted)
     stored = {index for index, answer in answers.items() if answer.grant == grant}
-    return Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
+    unreached = tuple(sorted(base.indexes - {own.index, *stored, *change.lost}))
+    return Granted(grant, unreached, damaged, is_read)
 
 
 def _check_none_newer(grant: Grant, answers: Mapping[int, MemberAnswer]) -> None:
     """Raise RivalGenerations or NotLeader if a member shows a grant that this one does not replace."""
-    for shows in (answer.grant for answer in answers.values()):
-        if shows is not None and are_rivals(shows.generation, grant.generation):
-            generations = {"generation": grant.generation, "rival": shows.generation}
-            raise RivalGenerations(shows.leader, shows.epoch, **generations)
-        if shows is not None and shows.rank > grant.rank:
-            raise NotLeader(shows.leader, shows.epoch)
-
-
-def _refuse_twice(
-    election: Election,
-    coming: Sequence[Member],
-    lost: Collection[int],
-    known: Mapping[int, MemberAnswer],
-    timeout_s: float,
-) -> None:
-    """Raise MemberTwice if a node that comes into the list is in it already, under any address. The leader asks those
-    that do not answer again.
-    """
-    looked = election.describe_new(coming, timeout_s) if coming else {}
-    seen = {one.directory_id: index for index, one in known.items() if index not in lost}
-    for index, answer in sorted(looked.items()):
-        if answer.directory_id is not None and seen.setdefault(answer.directory_id, index) != index:
-            raise MemberTwice(seen[answer.directory_id], index)
+    for answer in answers.values():
+        if answer.grant is not None and (why_not := why_outranked(grant, answer.grant)) is not None:
+            raise why_not
 
 
 def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:
     """The answers of this directory's own generation, and the newest generation that any answer showed.
 
-    Raises OlderGeneration if a newer one leads: then this directory has nothing to bring back. Answers of a rival are
-    left out: the operator has chosen this generation over it.
+    Raises NotLeader if a newer one leads: then this directory has nothing to bring back. Answers of a rival are left
+    out: the operator has chosen this generation over it.
     """
     shown = [one.grant for one in found.values() if one.grant is not None]
     newest = newest_of([kept, *shown]) or kept
-    if newest.generation > kept.generation and not are_rivals(newest.generation, kept.generation):
-        generations = {"generation": kept.generation, "newest": newest.generation}
-        raise OlderGeneration(newest.leader, newest.epoch, **generations)
+    outranked = why_outranked(kept, newest) if newest.generation != kept.generation else None
+    if outranked is not None and not isinstance(outranked, RivalGenerations):
+        raise outranked
     same = {index: one for index, one in found.items() if one.grant is None or one.grant.generation == kept.generation}
     return same, newest.generation
 
@@ -573,11 +526,6 @@ def _fetches(
     return fetches
 
 
-def _ends_of(election: Election) -> Iterable[PartitionEnds]:
-    for number, log in sorted(election.own().logs.items()):
-        yield PartitionEnds(number, log.granted.epoch, log.high_watermark, log.log.log_end_offset)
-
-
 def _loss(
     election: Election, last_contact_ms: int, absent: Mapping[int, Heard], found: Mapping[int, MemberAnswer]
 ) -> str:
@@ -585,7 +533,8 @@ def _loss(
     with its last contact to a leader; what this member itself lost; for a copy, what its original may hold.
     """
     parts = [f"members {sorted(absent)}", f"last contact with a leader {_time_shown(last_contact_ms)}"]
-    parts += _ends_shown((one.partition, one.high_watermark, one.log_end_offset) for one in _ends_of(election))
+    own = sorted(election.own().logs.items())
+    parts += _ends_shown((number, log.high_watermark, log.log.log_end_offset) for number, log in own)
     for index, heard in sorted(absent.items()):
         parts.append(f"member {index} does not answer: last contact {_time_shown(heard.contact_ms)}")
         parts += _ends_shown((number, "unknown", end) for number, end in sorted(heard.held.items()))
@@ -595,7 +544,7 @@ def _loss(
         parts.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
         logs = sorted(answer.logs.items())
         parts += _ends_shown((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
-    for partition, log in sorted(election.own().logs.items()):
+    for partition, log in own:
         if log.why_unfit is not None:
             end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
             parts.append(f"partition {partition}: lost here from offset {log.log.log_end_offset} on{end}")
@@ -611,6 +560,11 @@ def _check_fit(own: MemberAnswer, leading: Collection[int], *, may_be_damaged: b
             raise LogNotFit(partition, log.why_unfit, f"members {sorted(leading)} lead without it: promote one of them")
         if log.why_unfit is not None and not may_be_damaged:
             raise LogNotFit(partition, log.why_unfit)
+
+
+def cant_promote(directory: Path, why: str) -> CommandRefused:
+    """The error for a directory that can't be made the leader as it is; `why` says what to do."""
+    return CommandRefused(f"{directory} can't be promoted: {why}")
 
 
 def _time_shown(wall_ms: int) -> str:

@@ -42,8 +42,7 @@ from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.destinations import locked_outbox, opened_log
-from pushrep.outbox.epoch import begin_pid_epoch
-from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OutboxConfig
 from pushrep.outbox.shipping import origin_of

@@ -19,8 +19,8 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
-from pushrep.election.candidate import Purpose
-from pushrep.election.errors import LeadGivenUp, NotLeader, TooFewMembers
+from pushrep.election.candidate import MemberAnswer, Purpose
+from pushrep.election.errors import NotLeader, TooFewMembers
 from pushrep.election.grants import Grant, Member, are_rivals, newest_of, next_ballot
 from pushrep.election.leader import PartitionLeader
 from pushrep.election.standby import LeaderHealth, TakeoverTimes
@@ -30,10 +30,8 @@ from pushrep.log import LogClosed, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
-    CantPromote,
     CommandRefused,
     NotEnoughReplicas,
-    NotReplicatedInTime,
     OutboxClosed,
 )
 from pushrep.outbox.identity import OutboxIdentity, write_identity
@@ -47,10 +45,10 @@ from pushrep.replicate.election import Change, Election, too_few
 from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
 from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.replicate.leading import Leading
-from pushrep.replicate.manager import PushManager
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
+from pushrep.settings import DURATION_MAX_S
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
@@ -122,7 +120,7 @@ class Replication:
     def open(self) -> None:
         """Try to become the leader, and fetch records that only other members have. Nobody appends yet.
 
-        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away, the logs'
+        Raises NotLeader, LogNotFit, CantLead, ReplicaUnreachable if the member that is ahead goes away, the logs'
         errors.
         """
         try:
@@ -157,8 +155,6 @@ class Replication:
             self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
-        elif self._grant.is_led_alone:
-            self._thread("pushrep-settle", self._end_solo_lead)
 
     def resign_in_time(self, times: TakeoverTimes, on_lost: Callable[[Exception], None]) -> None:
         """From now on give up the lead as soon as another may have it by `times`. on_lost(why) is called once in a
@@ -207,15 +203,9 @@ class Replication:
         return tuple(known[index] for index in sorted(known))
 
     @property
-    def manager(self) -> PushManager | None:
+    def leading(self) -> Leading | None:
         """The leader's side; None until this outbox leads."""
-        leading = self._leading
-        return None if leading is None else leading.manager
-
-    def troubles(self) -> dict[int, str]:
-        """Why no session can begin, by the member's index."""
-        leading = self._leading
-        return {} if leading is None else leading.troubles()
+        return self._leading
 
     def lag(self) -> dict[str, ReplicaLag]:
         """Each member's lag, by its address."""
@@ -285,8 +275,7 @@ class Replication:
         the outbox goes on as after an open that found too few members.
         """
         with self._changing:
-            grant = self._state_store.kept.grant or self._first()
-            looked = self._election.describe_members(grant, self._config.open_timeout_s)
+            grant, looked = self._ask_members()
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self.why_not_leading()
             if refusal is not None:
@@ -305,8 +294,7 @@ class Replication:
         `change_members`.
         """
         with self._changing:
-            grant = self._state_store.kept.grant or self._first()
-            found = self._election.describe_members(grant, self._config.open_timeout_s)
+            grant, found = self._ask_members()
         can = {index for index, one in found.items() if one.grant is not None}
         self._check_holding(grant, can, "try again")
         now_ms = self._clock.wall_ms()
@@ -322,18 +310,19 @@ class Replication:
         return granted
 
     def _check_holding(self, grant: Grant, others: Collection[int], what_to_do: str) -> None:
-        for quorum in grant.quorums:
-            known = quorum.members & {self._identity.member, *others}
-            if len(known) < quorum.to_change:
-                silent = sorted(quorum.members - known)
-                needed = f"{len(known)} of {quorum.to_change} needed members keep the hold"
-                raise CommandRefused(f"{needed}, and {silent} do not: {what_to_do}")
+        if (short := grant.too_few_to_change({self._identity.member, *others})) is not None:
+            needed = f"{short.answered} of {short.needed} needed members keep the hold"
+            raise CommandRefused(f"{needed}, and {list(short.silent)} do not: {what_to_do}")
+
+    def _ask_members(self, within_s: float = DURATION_MAX_S) -> tuple[Grant, dict[int, MemberAnswer]]:
+        """The newest grant here, and what its other members answer in `open_timeout_s` or `within_s`."""
+        grant = self._state_store.kept.grant or self._first()
+        return grant, self._election.describe_members(grant, min(within_s, self._config.open_timeout_s))
 
     def check_enough_answer(self) -> None:
         """Ask the members, and raise TooFewMembers if too few to lead answer."""
         with self._changing:
-            grant = self._state_store.kept.grant or self._first()
-            found = self._election.describe_members(grant, min(_ASK_S, self._config.open_timeout_s))
+            grant, found = self._ask_members(_ASK_S)
         if (refusal := too_few(grant, self._identity.member, found)) is not None:
             raise refusal
 
@@ -341,7 +330,7 @@ class Replication:
         """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
         list. Another PID begins; waiting batches go on waiting, until enough members of the new list hold everything.
 
-        Raises CommandRefused, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
+        Raises CommandRefused, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
         OSError. If it stops half-way, the outbox goes on as after an open that found too few members.
         """
         with self._changing:
@@ -351,15 +340,13 @@ class Replication:
             if (refusal := self.why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
             change = list_change(self._election, lost, new)
-            found = self._election.describe_members(grant, self._config.open_timeout_s)
+            _, found = self._ask_members()
             shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
             if shown.rank > grant.rank:
                 raise NotLeader(shown.leader, shown.epoch)
             change.check_looked(self._state_store.directory, grant, own, found)
             agreeing = {own, *(index for index, one in found.items() if one.grant is not None)} - lost
-            if self._leading is not None and all(
-                len(quorum.members & agreeing) >= quorum.to_change for quorum in grant.quorums
-            ):
+            if self._leading is not None and grant.too_few_to_change(agreeing) is None:
                 raise CommandRefused(
                     f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
                     "without --lost. Nothing was changed"
@@ -373,7 +360,6 @@ class Replication:
                     return forced[0].grant
 
                 self._hand_over(force)
-            self._thread("pushrep-settle", self._end_solo_lead)
             return forced[0]
 
     def _last_contacts(self, grant: Grant) -> dict[int, Heard]:
@@ -395,7 +381,7 @@ class Replication:
                 self._clock.wall_ms(),  # last contact with a leader: this member led until now
                 catch_up=False,
                 timeout_s=self._config.open_timeout_s,
-                repaired=lambda _grant: ((), True),
+                repair=lambda _grant: ((), True),
                 change=change,
                 heard=heard,
             )
@@ -427,7 +413,7 @@ class Replication:
             grant = self.grant
             if grant is None or self.why_not_leading() is not None:
                 return False
-            found = self._election.describe_members(grant, min(_ASK_S, self._config.open_timeout_s))
+            _, found = self._ask_members(_ASK_S)
         shown = {index: one.grant for index, one in found.items() if one.grant is not None}
         if any(one.rank > grant.rank or are_rivals(one.generation, grant.generation) for one in shown.values()):
             return False
@@ -455,14 +441,15 @@ class Replication:
                 why = health.why_resign(grant, why_no_append, self._clock.monotonic_ms())
                 if why is None:
                     continue
-                lost = self._resign(LeadGivenUp(grant.leader, grant.epoch, why))
+                given_up = f"member {grant.leader} gave up its lead of epoch {grant.epoch}: {why}"
+                lost = self._resign(NotLeader(grant.leader, grant.epoch, given_up))
             try:
                 on_lost(lost)
             except Exception:  # noqa: BLE001 - it is not ours
                 _LOG.exception("%s: the callback for a lost lead failed", self._state_store.directory)
             return
 
-    def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
+    def _resign(self, why: NotLeader) -> NotLeader:
         """Stop appending, shipping and pushing; tell the members that can be reached that this leader has gone."""
         _LOG.error("%s: %s", self._state_store.directory, why)
         for appender in self.appenders.values():
@@ -496,7 +483,7 @@ class Replication:
             for of_partition in waiting.values():
                 for _, callback in of_partition:
                     callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
-            if not self.needs_all and isinstance(error, CantPromote | TooFewMembers):
+            if not self.needs_all and isinstance(error, CommandRefused | TooFewMembers):
                 self._election.begin_unfenced()
             if led is not None:  # else `_look_on` runs already
                 self._thread("pushrep-look", self._look_on)
@@ -556,8 +543,7 @@ class Replication:
         leading.start()
         for number, appender in self.appenders.items():
             appender.needed, appender.led = grant.min_insync_replicas, leading.partitions[number]
-        if leading.directories:  # shown before `on_directory` was set
-            self._see_directory(grant, leading)
+        self._see_directory(grant, leading)  # shown before `on_directory` was set
         return leading
 
     def _member_answered(self, index: int) -> None:
@@ -566,8 +552,10 @@ class Replication:
             self._health.on_answer(index, self._clock.monotonic_ms())
 
     def _see_directory(self, grant: Grant, leading: Leading) -> None:
-        """A replica showed its directory. If the grant is to name it, start the thread that does so."""
-        if not (grant.nameless or grant.entering or leading.new_directories):
+        """A replica showed its directory, or the lead is new. If grants have to follow from that, start the thread that
+        makes them.
+        """
+        if not (grant.nameless or grant.entering or grant.is_led_alone or leading.new_directories):
             return
         with self._naming_lock:
             self._shown = True
@@ -576,46 +564,49 @@ class Replication:
                 self._thread("pushrep-directories", self._name_on)
 
     def _name_on(self) -> None:
-        """Make grants name the members' new directories, each once it is in sync; end when there are none."""
+        """Make grants name the members' new directories, each once it is in sync, and end the time in which this member
+        leads alone, once enough others hold everything; end when there is nothing to do.
+        """
         pause_s, logged = 0.0, ""
         while not self._stop.wait(pause_s):
             with self._naming_lock:
                 self._shown = False
             try:
                 with self.step_lock:
-                    is_due, pause_s = self._name_directories(), _NAME_AGAIN_S
+                    again_s = self._name_directories()
             except (OSError, PushrepError) as error:
-                is_due, pause_s = True, _LOOK_AGAIN_S
+                again_s = _LOOK_AGAIN_S
                 level = logging.INFO if str(error) == logged else logging.WARNING
                 logged = str(error)
-                _LOG.log(level, "%s: a directory can't come in yet: %s", self._state_store.directory, error)
+                _LOG.log(level, "%s: the members' grant can't be completed yet: %s", self._state_store.directory, error)
             with self._naming_lock:
-                if not is_due and not self._shown:
+                if again_s is None and not self._shown:
                     self._is_naming = False
                     return
+            pause_s = again_s or _NAME_AGAIN_S
 
-    def _name_directories(self) -> bool:
-        """One step of `_name_on`. Whether another one is to come."""
+    def _name_directories(self) -> float | None:
+        """One step of `_name_on`. After how many seconds the next one is to come, if one is."""
         grant, leading = self.grant, self._leading
         if grant is None or leading is None or self.why_not_leading() is not None:
-            return False
-        if grant.entering:
+            return None
+        if grant.entering or grant.is_led_alone:
             if self.may_settle:
                 self._change_if_still(grant, lambda newest, epoch: newest.settled(epoch))
-            return True
+            return _NAME_AGAIN_S if grant.entering else _LOOK_AGAIN_S
         new_directories = {index: one for index, one in leading.new_directories.items() if index in grant.indexes}
         if not grant.previous_members:
             for index, directory_id in sorted(new_directories.items()):
                 if self._holds(lambda leader, index=index: leader.may_enter(index)):  # type: ignore[misc]
                     _LOG.info("member %d was filled: it comes in with directory %s", index, directory_id.hex)
                     self._change_if_still(grant, partial(_with_directory, index, directory_id))
-                    return True
+                    return _NAME_AGAIN_S
             names = self._names_missing(grant, leading)
             if names and all(self.has_caught_up(index) for index in grant.indexes):
                 self._change_if_still(grant, lambda newest, epoch: newest.with_names(epoch, names))
-                return False
-            return bool(new_directories or names)
-        return bool(new_directories)
+                return None
+            return _NAME_AGAIN_S if new_directories or names else None
+        return _NAME_AGAIN_S if new_directories else None
 
     def _names_missing(self, grant: Grant, leading: Leading) -> dict[int, UUID]:
         """The directories of the members without one in the grant, once each of them has shown its own."""
@@ -637,35 +628,17 @@ class Replication:
         try:
             while not self._stop.wait(_LOOK_AGAIN_S) and self._lost() is None:
                 with self._changing:
-                    is_leading = self._lead_if_enough()
-                if is_leading:
-                    self._end_solo_lead()
-                    return
+                    if self._lead_if_enough():
+                        return
         except (OSError, PushrepError) as error:
             _LOG.error("can't lead, open the outbox again: %s", error)
             for appender in self.appenders.values():
                 appender.failure = error
 
-    def _end_solo_lead(self) -> None:
-        """End the time in which this member leads alone, as soon as enough others hold everything."""
-        while not self._stop.wait(_LOOK_AGAIN_S):
-            try:
-                with self.step_lock:
-                    grant = self.grant
-                    if grant is not None and not grant.is_led_alone:
-                        return
-                    if grant is not None and self.may_settle:
-                        grant = self.change_members(lambda newest, epoch: newest.settled(epoch), wait_s=_UNASKED_WAIT_S)
-                        _LOG.info("the new members have a say since the grant of epoch %d", grant.epoch)
-                        return
-            except (OSError, PushrepError) as error:
-                _LOG.warning("the new list of members can't be settled yet: %s", error)
-
     def _lead_if_enough(self) -> bool:
         if self._leading is not None:  # a forced grant came first
             return True
-        grant = self._state_store.kept.grant or self._first()
-        found = self._election.describe_members(grant, self._config.open_timeout_s)
+        grant, found = self._ask_members()
         is_led_by_another = any(
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
@@ -715,7 +688,8 @@ class Replication:
         timeout_ms = self._config.delivery_timeout_ms
         since_ms = self._clock.monotonic_ms() - timeout_ms
         for appender in self.own_appenders:
-            appender.expire(since_ms, NotReplicatedInTime(timeout_ms))
+            late = f"not enough replicas had them within delivery_timeout_ms={timeout_ms}"
+            appender.expire(since_ms, MayStillBeDelivered(late))
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
         with self._starting:

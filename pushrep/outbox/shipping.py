@@ -25,12 +25,10 @@ from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.outbox.destinations import checked_skip, destination_of
-from pushrep.outbox.epoch import LATER_EPOCHS
-from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.identity import LATER_EPOCHS, OutboxIdentity
 from pushrep.outbox.settings import OnDiverged, OutboxSettings
 
 if TYPE_CHECKING:
-    from pushrep.election.grants import Grant
     from pushrep.kafka.resume import RecordOrigin
     from pushrep.kafka.sink import KafkaSink
     from pushrep.kafka.sink_state import DestinationLag
@@ -50,7 +48,10 @@ class GrantedPartitionCounts:
         """The partition count in the grant by which this outbox leads. Raises BeginsAnew while it does not
         lead.
         """
-        return tuple(one.partitions for one in self._grant().destinations if one.topic_id == topic_id)
+        grant = self._replication.grant
+        if grant is None:
+            raise BeginsAnew(f"{_NOT_KEPT}: too few members answer")
+        return tuple(one.partitions for one in grant.destinations if one.topic_id == topic_id)
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
         """Store the count in a new grant, unless the grant has it already. Raises BeginsAnew."""
@@ -64,12 +65,6 @@ class GrantedPartitionCounts:
                 replication.change_members(lambda newest, epoch: newest.with_partitions_of(epoch, topic_id, partitions))
         except (PushrepError, OSError) as error:
             raise BeginsAnew(f"{_NOT_KEPT}: {error}") from error
-
-    def _grant(self) -> "Grant":
-        grant = self._replication.grant
-        if grant is None:
-            raise BeginsAnew(f"{_NOT_KEPT}: too few members answer")
-        return grant
 
 
 def _leads_by_newest_grant(replication: "Replication") -> bool:
@@ -100,36 +95,20 @@ class Shipping:
         flush(timeout)
         self.sink.state.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
-    def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
+    def skip(self, *, partition: int, offset: int, reason: str, topic: str | None = None) -> bool:
         """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, OSError."""
         if self.sink is None:
             raise BadArgument("kafka", "the outbox was opened without a destination: there is nothing to skip for")
         if topic not in {None, self.sink.topic}:
             raise BadArgument("topic", f"the service that has the outbox open ships to {self.sink.topic}")
-        if not isinstance(partition, int) or not isinstance(offset, int) or not isinstance(reason, str):
-            raise BadArgument("skip", "give partition and offset as numbers, and a reason")
         ends = {log.partition: log.log_end_offset for log in self._logs}
         if partition not in ends:
             raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
         skip = Skip(partition, offset, reason, self._held.clock.wall_ms())
         self.sink.skip(checked_skip(skip, self.sink.needed_from(partition), ends[partition]))
+        return True
 
-    def when_diverged(self, call: Callable[[Exception], None]) -> None:
-        """Call `call(error)` once, in any thread, when the topic turns out to hold other records than the logs."""
-        if self.sink is not None:
-            self.sink.when_diverged(call)
-
-    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """Call `call(why)`, in any thread, when records that are appended from then on need another PID."""
-        if self.sink is not None:
-            self.sink.state.when_head_was_cut(call)
-
-    def stop(self) -> None:
-        """Stop shipping, because another member leads. Raises OSError."""
-        if self.sink is not None:
-            self.sink.close()
-
-    def drop(self, topic: object) -> None:
+    def drop(self, topic: str) -> bool:
         """As `pushrep outbox skip all`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
         OSError.
         """
@@ -150,6 +129,7 @@ class Shipping:
                 write_progress(filesystem, directory, {one: at for one, at in known.items() if one != name})
             for log in self._logs:
                 log.drop_holder(holder_name(name))
+        return True
 
 
 def holder_name(topic: str) -> str:

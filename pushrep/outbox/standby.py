@@ -30,11 +30,11 @@ from pushrep.errors import BadArgument
 from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
-from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
+from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
-from pushrep.outbox.errors import CantPromote, OutboxDiffers, StandbyCancelled
+from pushrep.outbox.errors import CommandRefused, OutboxDiffers, StandbyCancelled
 from pushrep.outbox.positions import PositionsFollower
-from pushrep.outbox.promotion import election_in
+from pushrep.outbox.promotion import cant_promote, election_in
 from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.outbox.status import Facts, LeadingState, leading_state
 from pushrep.replicate.election_state import (
@@ -57,7 +57,7 @@ _ROUND_S = (1.0, 2.0)
 it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
 answer, the one with the shorter time gives the directory back to its node, which answers the other within its time."""
 _PASSES = (
-    ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
+    ReplicationError, ReplicaUnreachable, CommandRefused, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
 """Errors that may pass: members that are away, an election that another won, a directory that is still in use."""
 
@@ -249,7 +249,7 @@ class WaitingMember(Generic[_Outbox]):
         arguments = {"outbox_id": str(outbox_id), "state": self._rules.state.value, "why": why}
         try:
             age_ms: int | None = ask(home, "contact", arguments, timeout_s=_ASK_NODE_S)
-        except (NobodyAnswers, CallRefused, BadControlMessage) as error:
+        except (NobodyAnswers, CallRefused) as error:
             _LOG.debug("%s: its node does not say when the leader contacted it: %s", home, error)
         else:
             if age_ms is None:
@@ -306,13 +306,14 @@ class WaitingMember(Generic[_Outbox]):
             outbox.close()
             if self._asked.cancel.is_set():
                 raise StandbyCancelled(self._asked.directory)
-            raise CantPromote(directory, "too few members answered while it was opened")
+            raise cant_promote(directory, "too few members answered while it was opened")
         self._become(StandbyState.LEADING)
-        shipping = outbox.facts.shipping
+        sink = outbox.facts.shipping.sink
 
         def lost(why: Exception) -> None:
             self._become(StandbyState.DEPOSED, str(why))
-            shipping.stop()
+            if sink is not None:
+                sink.close()
 
         replication.resign_in_time(self._asked.settings.config.takeover_times, lost)
         return outbox

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pushrep.election.errors import LeadGivenUp
+from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
@@ -320,7 +320,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
     led = led_of(facts)
     grant = facts.replication.grant if facts.replication is not None else None
     in_sync = [len(one.leader.in_sync) for one in led.values()]
-    manager = facts.replication.manager if facts.replication is not None else None
+    leading = facts.replication.leading if facts.replication is not None else None
     shared = logs_status(identity.outbox_id, logs)
     return OutboxStatus(
         directory=str(facts.directory),
@@ -355,7 +355,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         recovery=shared.recovery,
         syncs=shared.syncs,
         appends=_appends(facts),
-        push=None if manager is None else _push(manager),
+        push=None if leading is None else _push(leading.manager),
         parts=tuple(
             _partition(facts.logs[n], led.get(n), facts.shipping)
             for n in (facts.logs if partitions is None else partitions)
@@ -435,7 +435,7 @@ def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
         return LeadingState.ALONE, None
     for appender in facts.replication.appenders.values():
         if appender.failure is not None:
-            resigned = isinstance(appender.failure, LeadGivenUp)
+            resigned = isinstance(appender.failure, NotLeader)
             return LeadingState.RESIGNED if resigned else LeadingState.FAILED, str(appender.failure)
         if appender.led is None:
             return LeadingState.LOOKING, None
@@ -448,7 +448,8 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
     if facts.replication is None:
         return ()
     listed = {one.index: one.address for one in facts.replication.members}
-    lags, troubles = facts.replication.lag_by_index(), facts.replication.troubles()
+    lags, leading = facts.replication.lag_by_index(), facts.replication.leading
+    troubles = {} if leading is None else leading.troubles()
     live: Counter[int] = Counter()
     ended: dict[int, str] = {}
     for one in led.values():

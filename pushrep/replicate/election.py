@@ -133,8 +133,8 @@ class Election:
         first: the first grant, for an outbox without one. change: makes the grant instead of a renewal. timeout_s: of
         each round. may_cut: whether records that this log has and the member ahead has not may be cut; else NotAhead is
         raised. standby: a standby's election: a majority has to agree, and members that do not answer are asked again,
-        because they may be standbys that are asking themselves. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld,
-        TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away while
+        because they may be standbys that are asking themselves. Raises NotLeader, LeaderMayBeAlive, CantLead,
+        TooFewMembers, NotAhead, LogNotFit, ReplicaUnreachable if the member that is ahead goes away while
         its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
@@ -360,14 +360,4 @@ def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFew
         and grant.is_member(one.index, one.directory_id)
         and (one.grant is None or one.grant.generation == grant.generation)
     )
-    answered = {own, *(one.index for one in members)}
-    if grant.may_lead(answered):
-        return None
-    for quorum in grant.quorums:
-        if len(quorum.members & answered) < quorum.to_lead:
-            return TooFewMembers(
-                answered=len(quorum.members & answered),
-                needed=quorum.to_lead,
-                silent=tuple(sorted(quorum.members - answered)),
-            )
-    return None
+    return grant.too_few_to_lead({own, *(one.index for one in members)})

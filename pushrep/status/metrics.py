@@ -173,13 +173,6 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
         ("disk_used_bytes", "outboxes.disk.used_bytes", "Used bytes of a file system with logs."),
         ("disk_size_bytes", "outboxes.disk.size_bytes", "Size of a file system with logs."),
     ),
-    ("slots", ("slot", *_O)): (
-        ("slot_open", "", "1 while a process has the slot open."),
-        ("slot_log_end_offsets", "", "Log end offsets, summed over the slot's partitions."),
-    ),
-    ("slots", ("slot", *_D)): (
-        ("slot_unshipped_records", "", "Records that the topic has not acknowledged."),
-    ),
     (_NODE, ()): (
         ("node_connections", "connections", "Open connections to the node."),
         ("node_replica_epoch", "replica_epoch", "The node's replica epoch, which each start raises."),

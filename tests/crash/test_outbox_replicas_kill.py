@@ -227,7 +227,7 @@ def test_all_goes_on_without_one_replica_and_says_so_without_both(three):
     producer.end()
     failures = producer.said("failed")
     assert {(delivered, cause) for _, delivered, cause in failures} <= {
-        ("True", "NotReplicatedInTime"),
+        ("True", "MayStillBeDelivered"),
         ("False", "NotEnoughReplicas"),
     }
     assert producer.process.returncode == 0

@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from filtering import StreamMetadata
 from pushrep import Acks, Durability, Outbox, OutboxConfig, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
-from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotAhead, NotLeader, TooFewMembers
+from pushrep.election.errors import CantLead, LeaderMayBeAlive, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import EPOCH_LEAP, Member
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
@@ -24,7 +24,6 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CommandRefused, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket, moved
-from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.identity import identity_in
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
@@ -118,7 +117,7 @@ def test_a_wiped_disk_under_its_old_address_votes_for_nobody(three):
     with three.lead() as outbox:
         wait_for_all(outbox)
         wait_until(lambda: not three.world.kept(2).election_state.is_unfilled, "it was given everything")
-    assert three.promote(2).partitions[0].log_end_offset == len(three.values)
+    assert three.promote(2).logs[0].log.log_end_offset == len(three.values)
     assert values(three.directory(2)) == three.values
 
 
@@ -154,7 +153,7 @@ def test_a_disk_that_is_lost_under_an_idle_leader_is_noticed_and_filled_without_
         world.node(2)
         wait_until(lambda: counts(world, 2), "it is filled, and counts again")
         found = world.kept(2).directory
-        ended = outbox.facts.replication.manager.session_ends
+        ended = outbox.facts.replication.leading.manager.session_ends
         assert ended.keys() <= {PushSessionEndReason.STALE_REPLICA_EPOCH, PushSessionEndReason.SHUTDOWN}
     assert values(found) == [b"a"]
 
@@ -214,7 +213,7 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
         assert grant.directory_of(2) == three.world.kept(2).directory_id
         assert grant.members_epoch > before.members_epoch
     assert not three.world.kept(2).is_unfilled, "it is a copy of nothing any more"
-    assert three.promote(2, depose=True).partitions[0].log_end_offset == len(three.values)
+    assert three.promote(2, depose=True).logs[0].log.log_end_offset == len(three.values)
 
 
 def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
@@ -283,7 +282,7 @@ def test_a_member_that_was_moved_whole_goes_on_after_the_operator_said_so(three,
     with pytest.raises(DirectoryIsCopy):
         three.promote(2)
     assert pushrep("replica", "moved", three.directory(2))[0] == 0
-    assert three.promote(2, depose=True).partitions[0].log_end_offset == len(three.values)
+    assert three.promote(2, depose=True).logs[0].log.log_end_offset == len(three.values)
 
 
 def test_a_services_directory_with_replicas_that_is_a_copy_is_refused(three):
@@ -382,7 +381,9 @@ def test_a_whole_site_that_was_restored_goes_on_with_the_highest_as_an_accepted_
 def test_a_copy_leads_by_no_accepted_loss_where_enough_others_are_left(three):
     three.start()
     replace_by_a_copy(three.world.root / "outbox")
-    with pytest.raises(CantPromote, match=r"it is a copy, and members \[1, 2\] lead without it: promote one of them"):
+    with pytest.raises(
+        CommandRefused, match=r"it is a copy, and members \[1, 2\] lead without it: promote one of them"
+    ):
         promote(three.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=WAIT_S)
     with pytest.raises(DirectoryIsCopy):
         three.lead()
@@ -411,9 +412,8 @@ def test_a_node_under_two_names_is_one_member(world):
     world.node(1)
     port = everywhere(world, 1)
     listed = [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
-    with pytest.raises(MemberTwice) as refused:
+    with pytest.raises(CantLead, match="MEMBER_TWICE: the addresses of members 1 and 2 lead"):
         open_listed(world, partitions=1, replicas=listed, min_insync_replicas=3)
-    assert (refused.value.first, refused.value.second) == (1, 2)
     with open_listed(world, partitions=1, replicas=listed[:1], directory=world.root / "other") as outbox:
         outbox.append(0, b"a").result(WAIT_S)
 
@@ -447,9 +447,8 @@ def test_a_second_address_of_a_member_takes_the_place_of_none_that_is_lost(world
             assert [one.index for one in outbox.status().members] == [0, 1, 2]
     if not is_led:
         given = {"lost": [1], "new": [f"127.0.0.2:{ports[1]}"], "push": QUICK, "timeout_s": WAIT_S, "depose": True}
-        with pytest.raises(MemberTwice) as refused:
+        with pytest.raises(CantLead, match="MEMBER_TWICE: the addresses of members 2 and 3 lead"):
             promote(outbox.directory, accept_loss=True, **given)
-        assert (refused.value.first, refused.value.second) == (2, 3)
     assert find_election_state(outbox.directory, REAL_FILESYSTEM)[1].grant.generation == 0, "nothing was changed"
 
 
@@ -476,7 +475,7 @@ def test_no_replace_makes_the_list_shorter(world, pushrep):
 
 
 def shown_as_new(outbox, index):
-    leading = outbox.facts.replication._leading  # none for a moment, while it is handed on
+    leading = outbox.facts.replication.leading  # none for a moment, while it is handed on
     return leading is not None and index in leading.new_directories
 
 

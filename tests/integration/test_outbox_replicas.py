@@ -18,11 +18,11 @@ from pushrep.outbox import (
     BufferFull,
     DeliveryFailed,
     NotEnoughReplicas,
-    NotReplicatedInTime,
     OutboxDiffers,
     ReceiptTimeout,
     read_identity,
 )
+from pushrep.replicate.errors import MayStillBeDelivered
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.unit.gated_disk import GatedDisk
 
@@ -162,7 +162,7 @@ def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
             with pytest.raises(DeliveryFailed) as failed:
                 receipt.result(WAIT_S)
             assert failed.value.may_be_delivered
-            assert isinstance(failed.value.__cause__, NotReplicatedInTime)
+            assert isinstance(failed.value.__cause__, MayStillBeDelivered)
             assert outbox.last_metadata(77, 0) == 5, "it is in this log"
         following = outbox.append(0, b"next", metadata=StreamMetadata(77, 0, 6))
         with suppress(DeliveryFailed):  # here 150 ms may be too short, too

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from pushrep import Acks, Outbox
-from pushrep.election.errors import MemberTwice
+from pushrep.election.errors import CantLead
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
@@ -111,7 +111,7 @@ def test_two_addresses_of_one_node_are_not_two_members(world):
     port = world.nodes[1].address.port
     replicas = [f"127.0.0.1:{port}", f"localhost:{port}"]
     given = {"acks": Acks.LOCAL, "min_insync_replicas": 3, "push": QUICK, "log_config": SMALL}
-    with pytest.raises(MemberTwice, match="members 1 and 2 lead to one directory"):
+    with pytest.raises(CantLead, match="members 1 and 2 lead to one directory"):
         Outbox.open(world.root / "outbox", "orders", 1, "billing", **outbox_arguments(replicas=replicas, **given))
 
 

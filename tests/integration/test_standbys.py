@@ -18,14 +18,14 @@ from prometheus_client import CollectorRegistry
 from filtering import StreamMetadata, producer_id
 from pushrep import KafkaDestination, LogConfig, Outbox, ReplicaNode
 from pushrep.cli.main import run
-from pushrep.election.errors import LeadGivenUp
+from pushrep.election.errors import NotLeader
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import RealFile
 from pushrep.health import HealthSettings
 from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState, standby
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket, handed_over
-from pushrep.outbox.errors import CantPromote, CommandRefused
+from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
@@ -121,7 +121,7 @@ def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
             node.stop()
         assert instance.deposed.wait(WAIT_S)
         assert "members [1, 2] did not answer" in instance.told[-1][1]
-        with pytest.raises(LeadGivenUp, match="no majority"):
+        with pytest.raises(NotLeader, match="no majority"):
             instance.outbox.append(0, b"second")
         status = instance.outbox.status()
         assert status.state is LeadingState.RESIGNED
@@ -359,7 +359,7 @@ def test_why_it_could_not_open_is_told_though_its_probes_find_their_address_take
         def open_outbox(*arguments, **settings):
             if not caplog.text.count("it answers no probes"):
                 held.listen()
-                raise CantPromote("data", "the disk is being mounted")
+                raise CommandRefused("the disk is being mounted")
             held.close()
             return opened(*arguments, **settings)
 

@@ -100,7 +100,7 @@ def test_another_grant_that_came_first_cuts_it_aside(members, caplog):
             outbox.append(0, b"alone").result(WAIT_S)
     start_nodes(members)
     done = members.promote(1, depose=True)
-    assert done.partitions[0].log_end_offset == 3
+    assert done.logs[0].log.log_end_offset == 3
     with open_outbox(members.directory(1), [members.address(2)]) as promoted:
         assert promoted.append(0, b"led by 1").result(WAIT_S) == 3
     with pytest.raises(NotLeader):
@@ -127,7 +127,7 @@ def test_another_grant_cuts_it_aside_also_where_a_loss_is_accepted(members):
         members.lead(**LOCAL)
     stop_nodes(members)
     done = promote(members.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=WAIT_S)
-    assert done.partitions[0].log_end_offset == 3
+    assert done.logs[0].log.log_end_offset == 3
     assert values(members.world.root / "outbox" / "orders-0") == [b"0", b"1", b"2"]
     (kept,) = (members.world.root / "outbox" / "orders-0").glob("*.cut")
     assert kept.read_bytes().count(b"alone") == 1

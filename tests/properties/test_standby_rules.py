@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, StandbyElection
-from pushrep.election.errors import CantStandBy, TakeoverHeld
+from pushrep.election.errors import CantLead, CantStandBy
 from pushrep.election.follower import StoreEpoch
 from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
 from pushrep.election.standby import (
@@ -296,7 +296,7 @@ def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number
     seen = []
     effects = looked(StandbyElection(lambda one: (seen.append(one.hold), "held")[1], 0), grant(512, hold=HELD))
     (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
-    assert isinstance(refused, TakeoverHeld)
+    assert isinstance(refused, CantLead)
     assert seen[-1] == HELD
     assert not [effect for effect in effects if isinstance(effect, StoreEpoch)]
     assert [effect for effect in looked(None, grant(512, hold=HELD)) if isinstance(effect, StoreEpoch)]

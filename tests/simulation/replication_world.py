@@ -28,7 +28,7 @@ from pushrep.election import follower, leader
 from pushrep.election import follower as do
 from pushrep.election.candidate import Candidate, CandidateState, MemberAnswer, MemberLog, Purpose
 from pushrep.election.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
-from pushrep.election.errors import NotAMember, NotLeader
+from pushrep.election.errors import CantLead, NotLeader
 from pushrep.election.follower import ReplicaState
 from pushrep.election.grants import (
     GENERATION_TAG_BITS,
@@ -674,7 +674,7 @@ class World:
         if type(error).__name__ == "TooFewMembers" and is_open and own_grant and owner.candidate.grant is None:
             self.append_ungranted(machine)
         machine.role, machine.owner = "down", None
-        if isinstance(error, NotLeader | NotAMember) or not is_open:
+        if isinstance(error, NotLeader | CantLead) or not is_open:
             self.start_node(machine)
 
     def append_ungranted(self, machine):
@@ -1122,7 +1122,7 @@ class World:
             for group in combinations(held, count):
                 base = base_of(machine.disk.grant for machine in group)
                 left = {one.index for one in group if base.is_member(one.index, one.disk.directory_id)} & base.indexes
-                if base.may_lead(left):
+                if base.too_few_to_lead(left) is None:
                     self.check_left(left, ends, line)
 
     def look_of(self, disk):

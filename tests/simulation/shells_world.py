@@ -321,7 +321,7 @@ class World:
             raise Violation(f"{machine.index} closed, and {len(untold)} receipts were told {untold[0].answers}")
         if service.leading is not None and service.leading.manager.memory.used_bytes:
             raise Violation(f"{machine.index} closed and holds {service.leading.manager.memory.used_bytes} bytes")
-        is_refused = type(service.refused).__name__ in {"NotLeader", "NotAMember", "NotAhead", "LogNotFit"}
+        is_refused = type(service.refused).__name__ in {"NotLeader", "CantLead", "NotAhead", "LogNotFit"}
         self.note(machine, f"refused {type(service.refused).__name__}" if service.refused else "ended")
         self.end_process(machine, power=False)
         if is_refused:

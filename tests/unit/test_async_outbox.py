@@ -50,8 +50,8 @@ def test_receipts_are_awaited_any_number_of_times(tmp_path, run):
             assert await many == 1
             assert await asyncio.wait_for(await outbox.append(1, b"last"), WAIT_S) == 10
             await outbox.flush()
-            assert outbox.log(1).flushed_offset == 11
-            assert outbox.last_metadata(outbox.pid, 1) == 10
+            assert outbox.outbox.log(1).flushed_offset == 11
+            assert outbox.outbox.last_metadata(outbox.outbox.pid, 1) == 10
         with pytest.raises(OutboxClosed):
             await outbox.append(1, b"late")
 

@@ -13,28 +13,20 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pushrep import Outbox
 from pushrep.errors import BadArgument
 from pushrep.outbox.control import (
-    ANSWER_BYTES_MAX,
     CONNECTIONS_MAX,
     QUESTION_BYTES_MAX,
-    BadControlMessage,
     CallRefused,
     ControlServer,
-    Lines,
     NobodyAnswers,
-    Question,
-    answer_bytes,
     ask,
+    ask_over,
     connect_to,
-    question_bytes,
-    question_in,
-    refusal_bytes,
-    value_in,
 )
 from tests.programs import PythonProgram
 
@@ -44,81 +36,86 @@ WAIT_S = 30
 # ---- what is said
 
 
-def test_a_question_and_its_answer_are_these_bytes():
-    question = question_bytes(Question(call="partitions", arguments={"first": 3}))
-    assert question == b'{"version":1,"call":"partitions","arguments":{"first":3}}\n'
-    assert answer_bytes([1]) == b'{"version":1,"ok":[1]}\n'
-    assert refusal_bytes("NotLeader", "member 2") == b'{"version":1,"error":"NotLeader","why":"member 2"}\n'
+def talk(directory, *parts):
+    """Everything that the server says to these bytes, which are sent one after the other; then the connection ends."""
+    answer = b""
+    with connect_to(directory, WAIT_S) as peer:
+        for part in parts:
+            peer.sendall(part)
+        peer.shutdown(socket.SHUT_WR)
+        while part := peer.recv(4096):
+            answer += part
+    return answer
 
 
-@given(cuts=st.lists(st.integers(1, 40), max_size=8), count=st.integers(1, 4))
-def test_lines_come_whole_however_they_are_cut(cuts, count):
-    data = b"".join(question_bytes(Question(call=f"call-{n}")) for n in range(count))
-    lines, found = Lines(QUESTION_BYTES_MAX), []
-    for cut in [*cuts, len(data)]:
-        found += lines.feed(data[:cut])
+def question(**fields):
+    return json.dumps({"version": 1, "arguments": {}, **fields}).encode() + b"\n"
+
+
+def test_a_question_and_its_answer_are_these_bytes(serve, tmp_path):
+    def refuse(_):
+        raise BadArgument("index", "give one")
+
+    serve({"partitions": lambda arguments: [arguments["first"]], "refuse": refuse})
+    assert talk(tmp_path, b'{"version":1,"call":"partitions","arguments":{"first":3}}\n') == b'{"version":1,"ok":[3]}\n'
+    assert talk(tmp_path, b'{"version":1,"call":"refuse"}\n') == (
+        b'{"version":1,"error":"BadArgument","why":"index: give one"}\n'
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(1, 60), max_size=8), count=st.integers(1, 4))
+def test_lines_come_whole_however_they_are_cut(echo, cuts, count):
+    data = b"".join(question(call="echo", arguments={"what": n}) for n in range(count))
+    parts = []
+    for cut in cuts:
+        parts.append(data[:cut])
         data = data[cut:]
-    assert [question_in(said).call for said in found] == [f"call-{n}" for n in range(count)]
+    answers = talk(echo, *parts, data).splitlines()
+    assert [json.loads(one)["ok"] for one in answers] == list(range(count))
 
 
-@given(st.binary(max_size=300))
-def test_whatever_comes_is_an_object_or_a_bad_message(data):
-    lines = Lines(100)
-    try:
-        for said in lines.feed(data):
-            assert isinstance(said, dict)
-            question_in(said)
-    except (BadControlMessage, CallRefused):
-        pass
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(min_size=1, max_size=300))
+def test_whatever_comes_is_answered_with_an_error_and_the_server_goes_on(echo, data):
+    for line in talk(echo, data).splitlines():
+        assert json.loads(line)["error"] in {"BadControlMessage", "UnsupportedVersion"}
+    assert ask(echo, "echo", {"what": 1}) == 1
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"[]\n", b"1\n", b"\xff\n", b"{\n", b"[" * 90 + b"\n", b"x" * 101, b"x" * 101 + b"\n"],
-    ids=["list", "number", "no UTF-8", "no JSON", "deep", "too long", "too long and whole"],
-)
-def test_what_is_no_message_is_refused(line):
-    with pytest.raises(BadControlMessage):
-        Lines(100).feed(line)
-
-
-def test_a_nest_that_json_cannot_bear_is_a_bad_message():
-    with pytest.raises(BadControlMessage):
-        Lines(1 << 20).feed(b"[" * 500_000 + b"\n")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [{}, {"version": "1"}, {"version": True}, {"version": 1}, {"version": 1, "call": 1},
-     {"version": 1, "call": "status", "arguments": []}],
-    ids=str,
+    [
+        b"[]\n", b"1\n", b"\xff\n", b"{\n", b"[" * 20_000 + b"\n", b"{}", b"x" * (QUESTION_BYTES_MAX + 1),
+        b"x" * QUESTION_BYTES_MAX + b"\n", question(call=1), question(call="echo", arguments=[]),
+    ],
+    ids=[
+        "list", "number", "no UTF-8", "no JSON", "deep", "cut off", "too long", "too long and whole", "no name",
+        "no arguments",
+    ],
 )  # fmt: skip
-def test_an_object_that_is_no_question_is_refused(said):
-    with pytest.raises(BadControlMessage):
-        question_in(said)
+def test_what_is_no_question_ends_its_connection_and_nobody_elses(echo, line):
+    (answer,) = talk(echo, line).splitlines()
+    assert json.loads(answer)["error"] == "BadControlMessage"
+    assert ask(echo, "echo", {"what": 1}) == 1
 
 
-def test_another_version_is_refused_by_name():
-    with pytest.raises(CallRefused, match="version 2") as refused:
-        question_in({"version": 2, "call": "status"})
-    assert refused.value.kind == "UnsupportedVersion"
+@pytest.mark.parametrize("version", [2, "1", None])
+def test_another_version_is_refused_by_name(echo, version):
+    answer, after = map(json.loads, talk(echo, question(version=version, call="echo"), question(call="?")).splitlines())
+    assert (answer["error"], f"version {version}" in answer["why"]) == ("UnsupportedVersion", True)
+    assert after["error"] == "UnknownCall", "the connection goes on"
 
 
-def test_an_answer_says_ok_or_why_not():
-    assert value_in(json.loads(answer_bytes({"a": None}))) == {"a": None}
-    with pytest.raises(CallRefused, match="member 2") as refused:
-        value_in(json.loads(refusal_bytes("NotLeader", "member 2")))
-    assert refused.value.kind == "NotLeader"
-    with pytest.raises(BadControlMessage):
-        value_in({"version": 1})
-
-
-def test_what_is_too_long_is_refused_before_it_is_sent():
-    with pytest.raises(BadControlMessage):
-        question_bytes(Question(call="x" * QUESTION_BYTES_MAX))
-    with pytest.raises(CallRefused) as refused:
-        value_in(json.loads(answer_bytes("x" * ANSWER_BYTES_MAX)))
-    assert refused.value.kind == "AnswerTooLarge"
+@pytest.mark.parametrize("answer", [b"", b"{}\n", b"[]\n", b'{"version":2,"ok":1}\n', b'{"version":1,"ok":1}'])
+def test_what_is_no_answer_is_refused(answer):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(answer)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(CallRefused) as refused:
+            ask_over(ours, "status", {})
+    assert refused.value.kind == "BadControlMessage"
 
 
 # ---- who answers, and where
@@ -130,12 +127,19 @@ def serve(tmp_path):
     made = []
 
     def start(calls, directory=tmp_path):
-        made.append(ControlServer(directory, calls))
+        made.append(ControlServer(directory, lambda _: calls))
         return made[-1]
 
     yield start
     for server in made:
         server.close()
+
+
+@pytest.fixture
+def echo(serve, tmp_path):
+    """The directory of a server that answers `echo`."""
+    serve({"echo": lambda arguments: arguments["what"]})
+    return tmp_path
 
 
 def test_calls_are_answered_and_refusals_name_their_error(serve, tmp_path, caplog):
@@ -192,18 +196,6 @@ def test_a_stale_socket_is_replaced_and_something_else_is_not(serve, tmp_path, m
     assert (tmp_path / "control.sock").read_text() == "somebody's notes"
 
 
-def test_nonsense_ends_its_connection_and_nobody_elses(serve, tmp_path):
-    serve({"where": lambda _: "here"})
-    for nonsense in (b"GET / HTTP/1.1\r\n", b"\x00\x00\x00\x10" * 10 + b"\n", b"x" * (QUESTION_BYTES_MAX + 2)):
-        with connect_to(tmp_path, WAIT_S) as peer:
-            peer.sendall(nonsense)
-            answer = b""
-            while part := peer.recv(4096):
-                answer += part
-        assert json.loads(answer)["error"] == "BadControlMessage"
-    assert ask(tmp_path, "where") == "here"
-
-
 def test_so_many_peers_are_served_and_no_more(serve, tmp_path):
     serve({"where": lambda _: "here"})
     peers = []
@@ -211,9 +203,9 @@ def test_so_many_peers_are_served_and_no_more(serve, tmp_path):
         for _ in range(CONNECTIONS_MAX):
             peer = connect_to(tmp_path, WAIT_S)
             peers.append(peer)
-            peer.sendall(question_bytes(Question(call="where")))
+            peer.sendall(question(call="where"))
             assert json.loads(peer.recv(4096))["ok"] == "here"
-        with pytest.raises((NobodyAnswers, BadControlMessage)):
+        with pytest.raises((NobodyAnswers, CallRefused)):
             ask(tmp_path, "where")
     finally:
         for peer in peers:

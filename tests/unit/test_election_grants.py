@@ -149,8 +149,8 @@ def test_a_change_is_joint_until_both_lists_are_safe():
     joint = grant(m=2).with_members(512, listed(0, 1, 2, 3))
     assert (joint.min_insync_replicas, joint.previous_min_insync_replicas) == (3, 2)
     assert joint.indexes == {0, 1, 2, 3}
-    assert not joint.may_lead({0, 3}), "two of the new list lead, but only one of the old"
-    assert joint.may_lead({0, 1})
+    assert joint.too_few_to_lead({0, 3}) is not None, "two of the new list lead, but only one of the old"
+    assert joint.too_few_to_lead({0, 1}) is None
     assert not joint.may_acknowledge({0, 1}), "enough of the old list, not of the new"
     assert joint.may_acknowledge({0, 1, 3})
     assert not joint.may_settle({0, 3}, {0, 1, 3}), "N - m + 1 of the old list have not stored it"
@@ -163,7 +163,7 @@ def test_a_change_is_joint_until_both_lists_are_safe():
 
 def test_an_even_list_is_left_only_when_m_of_it_know():
     joint = grant(members=(0, 1, 2, 3), m=3).with_members(512, listed(0, 1, 2))
-    assert joint.may_lead({0, 1})
+    assert joint.too_few_to_lead({0, 1}) is None
     assert not joint.may_settle({0, 1}, {0, 1, 2}), "2 and 3 never heard of it and could lead by the old list"
     assert joint.may_settle({0, 1, 2}, {0, 1})
 
@@ -200,8 +200,8 @@ def test_a_grant_knows_the_lowest_index_that_nobody_ever_had():
 def test_a_member_that_is_the_whole_list_before_leads_alone_and_has_its_say_in_everything():
     """After a forced change: the others are empty, so the opening needs none; what is acknowledged is on it, too."""
     forced = grant(members=(0, 3, 4, 5), m=3, previous_members=listed(0), previous_min_insync_replicas=1)
-    assert forced.may_lead({0})
-    assert not forced.may_lead({3, 4, 5}), "nobody leads without it"
+    assert forced.too_few_to_lead({0}) is None
+    assert forced.too_few_to_lead({3, 4, 5}) is not None, "nobody leads without it"
     assert not forced.may_acknowledge({3, 4, 5})
     assert not forced.may_acknowledge({0, 3})
     assert forced.may_acknowledge({0, 3, 4})
@@ -264,8 +264,8 @@ def test_who_leads_behind_a_loss_leads_alone_and_any_directory_may_come_for_one_
     assert [one.directory_id for one in made.members] == [None, UUID(int=2), UUID(int=3)]
     assert made.rank == (FIRST, 513)
     assert made.is_led_alone
-    assert made.may_lead({1})
-    assert not made.may_lead({0, 2})
+    assert made.too_few_to_lead({1}) is None
+    assert made.too_few_to_lead({0, 2}) is not None
     assert not made.may_acknowledge({1})
     assert made.may_acknowledge({1, 2})
     assert not made.entering

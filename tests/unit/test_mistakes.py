@@ -112,10 +112,6 @@ API = {
         lambda _: AsyncOutbox.open("o", "t", 1, "p").append(0, b""),
         "write `await AsyncOutbox.open(...)` or `async with AsyncOutbox.open(...) as outbox:`",
     ),
-    "an async outbox in a plain with": (
-        lambda _: AsyncOutbox.open("o", "t", 1, "p").__enter__(),
-        "write `await AsyncOutbox.open(...)` or `async with AsyncOutbox.open(...) as outbox:`",
-    ),
     "settings that are not enough": (
         lambda _: Outbox.open(**outbox_settings(None, {"PUSHREP_TOPIC": "t", "PUSHREP_PARTITIONS": "1"})),
         "directory: has to be given, in the table [outbox] of the file or as PUSHREP_DIRECTORY; missing, too: producer",
@@ -137,7 +133,6 @@ API = {
         lambda box: StartpointStore.open(box.directory / "startpoints").write("c", "orders", 0, "earliest", "why"),
         "startpoint: give a Startpoint, as Startpoint.earliest(), not 'earliest'",
     ),
-    "an outbox by its class": (lambda _: Outbox("dir", topic="t"), "is made by Outbox.open(directory, topic,"),
     "an async outbox by its class": (lambda _: AsyncOutbox("dir"), "`await AsyncOutbox.open(directory, ...)`"),
     "a log by its class": (lambda _: SegmentLog("dir"), "is made by SegmentLog.open(directory)"),
     "an outbox among the files of a log": (

@@ -10,14 +10,13 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import OutboxConfig
 from pushrep.env import RealFilesystem
-from pushrep.log import Durability, LogConfig
+from pushrep.log import Durability, LogConfig, LogEndMoved
 from pushrep.outbox import (
     BufferFull,
     CloseTimedOut,
     DeliveryFailed,
     LogStopped,
     MetadataGap,
-    OffsetsMoved,
     Outbox,
     ReceiptTimeout,
 )
@@ -321,11 +320,11 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
         monkeypatch.setattr(log, "append", meddled)
         with pytest.raises(DeliveryFailed) as failed:
             outbox.append(0, b"sealed for 0").result(60)
-        assert isinstance(failed.value.__cause__, OffsetsMoved)
-        assert (failed.value.__cause__.sealed_for, failed.value.__cause__.got) == (0, 1)
+        assert isinstance(failed.value.__cause__, LogEndMoved)
+        assert (failed.value.__cause__.expected, failed.value.__cause__.end) == (0, 1)
         assert not failed.value.may_be_delivered
         assert [record.value for record in log.records(0)] == [b"by hand"], "its keys would say another offset"
-        with pytest.raises(LogStopped, match=r"appended to by something else.*open the outbox again"):
+        with pytest.raises(LogStopped, match=r"ends at offset 1, the append was made for 0.*open the outbox again"):
             outbox.append(0, b"more")
 
 
