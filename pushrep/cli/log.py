@@ -147,15 +147,9 @@ def _facts(log: Path) -> dict[str, Any]:
     except CorruptPartitionMetadata as error:
         log_id, metadata_fault = None, error.why
     return {
-        "log": log.name,
+        **asdict(summary),
         "log_id": None if log_id is None else str(log_id),
         "partition_metadata_fault": metadata_fault,
-        "log_start_offset": summary.log_start_offset,
-        "log_end_offset": summary.log_end_offset,
-        "flushed_offset": summary.flushed_offset,
-        "high_watermark": summary.high_watermark,
-        "known_by": summary.known_by,
-        "writer_pid": summary.writer_pid,
         "clean_marker": None if state.clean is None else asdict(state.clean),
         "checkpoints": {
             "recovery_point": state.recovery_point,

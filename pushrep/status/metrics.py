@@ -261,14 +261,13 @@ class Families:
             assert not isinstance(value, Histogram), f"{name} has no buckets"
             made.add_metric(values, value)
 
-    def add_status(self, status: Status, *, by_partition: bool = True) -> None:
+    def add_status(self, status: Status) -> None:
         """Add a sample for each value of the status that FAMILIES names."""
         labels = {"version": installed_version(), "python": platform.python_version()}
         self.add("pushrep_build_info", labels, 1)
         for family in FAMILIES.values():
             path = family.path.split(".")
-            is_of_it = family.path and not _BY[status.kind].isdisjoint(family.by.split(", "))
-            if is_of_it and (by_partition or "partition" not in family.labels):
+            if family.path and not _BY[status.kind].isdisjoint(family.by.split(", ")):
                 for labels, value in _samples(status, path, family.labels):
                     self.add(family.name, labels, value)
 
@@ -311,13 +310,11 @@ class StatusCollector(Collector):
     """Metrics of outboxes, nodes and jobs: all of one registry, which differ in the labels `outbox` and `topic`, or
     `name`. Thread-safe. A source that fails, as that of a closed outbox does, has no samples.
 
-    sources: called at each scrape. by_partition: add samples of each partition; without them the number of samples does
-    not grow with the partitions.
+    sources: called at each scrape.
     """
 
-    def __init__(self, *sources: Callable[[], Status], by_partition: bool = True) -> None:
+    def __init__(self, *sources: Callable[[], Status]) -> None:
         self.sources = list(sources)
-        self._by_partition = by_partition
 
     def describe(self) -> Iterable[Metric]:
         """No families, so that registering does not scrape."""
@@ -331,5 +328,5 @@ class StatusCollector(Collector):
                 status = source()
             except PushrepError:  # it is closed; or in a forked child, where the parent has the samples
                 continue
-            families.add_status(status, by_partition=self._by_partition)
+            families.add_status(status)
         return families

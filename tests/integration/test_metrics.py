@@ -117,7 +117,7 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
 
 
 def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
-    collector = StatusCollector(by_partition=False)
+    collector = StatusCollector()
     with served(collector) as url:
         assert Scrape(url).samples == []
         with (
@@ -129,7 +129,6 @@ def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
             scrape = Scrape(url)
             assert scrape.value("pushrep_outbox_state", topic="refunds", state="alone") == 1
             assert len(scrape.values("pushrep_outbox_epoch")) == 2
-            assert "pushrep_high_watermark" not in scrape.families, "by_partition=False"
             collector.sources.remove(second.status)
             assert scrape.values("pushrep_outbox_epoch", topic="refunds") == [-1]
             assert Scrape(url).values("pushrep_outbox_epoch", topic="refunds") == []
