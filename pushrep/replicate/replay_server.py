@@ -17,10 +17,6 @@ If the disk delays a turn, all sessions wait; so work that may take long is done
                                                      └ sent(), once all of a frame has left
 
 A block in flight costs only its header and slices in memory, however slow the subscriber is.
-
-`DiskWorker`: a thread for jobs that wait for the disk: opening logs, looking up times, cutting, deleting.
-
-Its thread starts with the first job, so that a node without replays has none.
 """
 
 import logging
@@ -29,12 +25,13 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread, Threads
+from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
 from pushrep.log import Lease, LeaseBroken
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
@@ -57,53 +54,9 @@ from pushrep.wire.values import Part, Struct
 _LOG = logging.getLogger("pushrep.node")
 
 
-class DiskWorker:
-    """Runs jobs in order. Any thread may call `do` and `stop`; a job handles its own errors."""
-
-    def __init__(self, threads: Threads, name: str) -> None:
-        self._threads, self._name = threads, name
-        self._changed = threads.condition()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._thread: Thread | None = None
-        self._is_stopped = False
-
-    def do(self, job: Callable[[], None]) -> None:
-        """Queue a job; does nothing after `stop`."""
-        with self._changed:
-            if self._is_stopped:
-                return
-            self._jobs.append(job)
-            if self._thread is None:
-                self._thread = self._threads.thread(self._run, self._name)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Finish the job that runs, forget the others."""
-        with self._changed:
-            self._is_stopped = True
-            self._jobs.clear()
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._is_stopped)
-                if self._is_stopped:
-                    return
-                job = self._jobs.popleft()
-            try:
-                job()
-            except Exception:  # noqa: BLE001 - a fault of one job ends no other
-                _LOG.exception("a job of %s failed", self._name)
-
-
 _WAIT_S = 0.1
 _LOOK_MS = 500
 """How often every session has a turn, because background flushes, counters and a writer's end are not signalled."""
-
 _FRAMES_MAX = 256
 """How many unsent answers a connection may have; with more, nothing is read from it."""
 _READS_MAX = 16
@@ -451,6 +404,13 @@ _WAKING = frozenset(
 )
 
 
+def _logged(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception:  # noqa: BLE001 - a fault of ours with one session ends no other
+        _LOG.exception("a job of the replay server failed")
+
+
 class ReplayServer:
     """The replays of one node. `adopt`, `changed`, `post`, `counters` and `stop` may come from any thread."""
 
@@ -465,7 +425,7 @@ class ReplayServer:
     ) -> None:
         self.recordings, self.named_counters = recordings, counters
         self.sessions = ReplaySessions(settings, random.SystemRandom().getrandbits)
-        self.worker = DiskWorker(network.threads, "pushrep-node-replay-disk")
+        self._disk = ThreadPoolExecutor(1, "pushrep-node-replay-disk")  # its thread starts with the first job
         self.files = OpenSegments(recordings.store.filesystem)
         self.served: dict[int, ServedSession] = {}
         self._readers: dict[TopicIdPartition, dict[int, ServedSession]] = {}
@@ -568,7 +528,7 @@ class ReplayServer:
         if self._thread is not None:
             self.post(lambda: None)
             self._thread.join()
-        self.worker.stop()
+        self._disk.shutdown(cancel_futures=True)
         with self._waking:
             poller, self._poller = self._poller, None
         if poller is not None:
@@ -595,8 +555,9 @@ class ReplayServer:
         return self.sessions.handle(session, event, self.now_ms())
 
     def on_disk(self, job: Callable[[], None]) -> None:
-        """Do it in the worker's thread."""
-        self.worker.do(job)
+        """Do what waits for the disk (open logs, look up times, cut, delete) in the worker's thread, in order."""
+        with suppress(RuntimeError):  # the node stops
+            self._disk.submit(_logged, job)
 
     def ready(self, served: ServedSession) -> None:
         """Give this session a turn."""
@@ -668,11 +629,7 @@ class ReplayServer:
 
     def _do_posted(self) -> None:
         for _ in range(len(self._posted)):
-            job = self._posted.popleft()
-            try:
-                job()
-            except Exception:  # noqa: BLE001 - a fault of ours with one session ends no other
-                _LOG.exception("a job of the replay server failed")
+            _logged(self._posted.popleft())
 
     def _find_work(self) -> None:
         """Find the sessions that have something to do, by changes of their logs and by time."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import UUID
 
 from pushrep.election.grants import Grant, hold_of
@@ -46,14 +46,6 @@ from pushrep.wire.replay_messages import StopReplayRequest
 
 _LOG = logging.getLogger("pushrep.node")
 _STANDBY_MS = 5_000  # a standby that is silent for so long has ended, or leads
-
-
-class StandbyReport(NamedTuple):
-    """The last report of a standby beside a node, and its monotonic time in ms."""
-
-    state: str
-    why: str
-    at_ms: int
 
 
 class ReplicaNode:
@@ -109,7 +101,7 @@ class ReplicaNode:
             listener, settings, self.calls.answer, self.replay_server.adopt, network=network, clock=clock
         )
         self._clock = clock
-        self._standbys: dict[UUID, StandbyReport] = {}
+        self._standbys: dict[UUID, tuple[StandbyStatus, int]] = {}  # the last reports, with their monotonic times
         self._is_stopped = False
         files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
         self.reloading = Reloading(files, self.reload)
@@ -171,11 +163,7 @@ class ReplicaNode:
             leaders=tuple(
                 _leader_of(one, grant, now_ms) for one in self.store.kept() if (grant := one.election_state.grant)
             ),
-            standbys=tuple(
-                StandbyStatus(str(one) if one.int else "", said.state, said.why)
-                for one, said in list(self._standbys.items())
-                if said.at_ms >= since_ms
-            ),
+            standbys=tuple(report for report, at_ms in list(self._standbys.values()) if at_ms >= since_ms),
         )
 
     def stop_replay(self, session_id: int, by: str) -> bool:
@@ -185,7 +173,8 @@ class ReplicaNode:
 
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
         """Note a standby's state, which it reports several times a second."""
-        self._standbys[outbox_id] = StandbyReport(state, why, self._clock.monotonic_ms())
+        report = StandbyStatus(str(outbox_id) if outbox_id.int else "", state, why)
+        self._standbys[outbox_id] = (report, self._clock.monotonic_ms())
         if outbox_id.int:  # a standby that waited for its outbox to be made; if it still waits, it reports again
             self._standbys.pop(UUID(int=0), None)
 

@@ -16,7 +16,7 @@ connection. Whoever changes the fields of a message raises the version of its ca
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -227,7 +227,7 @@ def open_frame(prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
         raise ProtocolError(
             f"{codec.struct.__name__}: {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
         )
-    return OpenedFrame(body_bytes, _finisher(prefix.correlation_id, codec, datum))
+    return OpenedFrame(body_bytes, partial(_finish, prefix.correlation_id, codec, datum))
 
 
 def _why_unknown(prefix: Prefix) -> str:
@@ -239,15 +239,12 @@ def _why_unknown(prefix: Prefix) -> str:
     return f"{key.name} is spoken in version {VERSIONS[key]}"
 
 
-def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[[memoryview], Frame]:
-    def finish(body: memoryview) -> Frame:
-        try:
-            message = codec.reader.message(datum, BodyCursor(body))
-        except ValueError as error:  # BadArgument, BadGrant, or no member of an enum
-            raise ProtocolError(f"{codec.struct.__name__}: {error}") from error
-        return Frame(codec.api_key, codec.kind, correlation_id, message)
-
-    return finish
+def _finish(correlation_id: int, codec: MessageCodec, datum: Any, body: memoryview) -> Frame:
+    try:
+        message = codec.reader.message(datum, BodyCursor(body))
+    except ValueError as error:  # BadArgument, BadGrant, or no member of an enum
+        raise ProtocolError(f"{codec.struct.__name__}: {error}") from error
+    return Frame(codec.api_key, codec.kind, correlation_id, message)
 
 
 def versions_answer(error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:

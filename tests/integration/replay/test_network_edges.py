@@ -108,7 +108,7 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
 
     def kept(server, served):
         keep(server, served)
-        server.worker.do(lambda: server.post_and_wait(served.source.recording, e.Truncated(10, 256)))
+        server.on_disk(lambda: server.post_and_wait(served.source.recording, e.Truncated(10, 256)))
 
     monkeypatch.setattr(ReplayServer, "keep", kept)
     with pytest.raises(ReplayRefused) as refused:
