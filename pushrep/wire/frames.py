@@ -241,24 +241,18 @@ class FrameReader(Generic[T]):
 
     def _take_head(self, view: memoryview, at: int, found: list[T]) -> int:
         """Take prefix and header from `at` on, and the body if it is complete; returns the position after them."""
-        if self._head:
-            return self._fill_head(view, at, found)
-        if len(view) - at < PREFIX_BYTES:
-            self._head += view[at:]
-            self._refuse_size_early()
-            return len(view)
-        prefix = read_prefix(view, at, self._limits)
-        header_ends = at + PREFIX_BYTES + prefix.header_bytes
-        if header_ends > len(view):
-            self._head += view[at:]
-            return len(view)
-        opened = self._checked(prefix, bytes(view[at:header_ends]))
-        body_ends = header_ends + opened.body_bytes
-        if body_ends <= len(view):
-            found.append(opened.finish(view[header_ends:body_ends].toreadonly()))
-            return body_ends
-        self._begin_body(opened)
-        return header_ends
+        if not self._head and len(view) - at >= PREFIX_BYTES:
+            prefix = read_prefix(view, at, self._limits)
+            header_ends = at + PREFIX_BYTES + prefix.header_bytes
+            if header_ends <= len(view):
+                opened = self._checked(prefix, bytes(view[at:header_ends]))
+                body_ends = header_ends + opened.body_bytes
+                if body_ends <= len(view):
+                    found.append(opened.finish(view[header_ends:body_ends].toreadonly()))
+                    return body_ends
+                self._begin_body(opened)
+                return header_ends
+        return self._fill_head(view, at, found)
 
     def _fill_head(self, view: memoryview, at: int, found: list[T]) -> int:
         missing = PREFIX_BYTES - len(self._head)
