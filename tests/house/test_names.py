@@ -14,7 +14,6 @@ def test_modules_import_each_other_in_no_circle():
 RULES_BROKEN = "a rule of elections or pushes that a simulation breaks, to be caught"
 PRIVATE = {
     "_before": RULES_BROKEN,
-    "_complete": RULES_BROKEN,
     "_from_log": RULES_BROKEN,
     "_on_look": RULES_BROKEN,
     "_DONE_BY": RULES_BROKEN,
