@@ -1,4 +1,5 @@
-"""`pushrep replay`: reads any part of one log again, to its end or as it grows, for people and for pipes.
+"""`pushrep replay`: reads any part of one log again, to its end or as it grows, for people and for pipes; and
+`pushrep recording`: lists and maintains the logs that a node keeps.
 
 Formats: table; json, an object a line; raw, the value and a newline.
 """
@@ -8,14 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from pushrep.cli.common import show_table, whole_step
+from pushrep.cli.common import show_json, show_table, whole_step
 from pushrep.cli.options import named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
@@ -27,12 +28,14 @@ from pushrep.replay import (
     AtTime,
     Length,
     NodeAccess,
+    RecordingInfo,
     Replay,
     ReplayClient,
     ReplayRefused,
     ReplayRequest,
 )
 from pushrep.replicate.certificates import MutualTls
+from pushrep.status.table import count as shown_count
 from pushrep.wire.error_codes import ErrorCode
 
 _LATEST_RECORDS = 10
@@ -269,3 +272,121 @@ def _until(text: str | None, from_: str | None) -> Until:
 
 def _is_offset(text: str | None) -> bool:
     return text is not None and text.isascii() and text.isdigit()
+
+
+@click.group()
+def recording() -> None:
+    """List, extend, truncate, purge and delete the logs that a node keeps."""
+
+
+@recording.command("list", short_help="List the recordings of a node.")
+@click.argument("where", metavar="ADDRESS|DIRECTORY")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a recording.")
+@tls_options
+def list_(where: str, as_json: bool, tls: MutualTls | None) -> None:  # noqa: FBT001 - click's
+    """List the recordings of the node at ADDRESS, or in DIRECTORY: id, log, offsets, outbox. State live: it has a
+    writer.
+    """
+    with client_of(where, tls) as client:
+        found = client.recordings()
+    if as_json:
+        for one in found:
+            show_json(_as_dict(one))
+    else:
+        show_table(None, ("log", "id", "start", "stable end", "state", "outbox"), [_row(one) for one in found])
+
+
+def _of_recording(question: str | None = None) -> Callable[[Callable[..., str]], Callable[..., None]]:
+    """Add ADDRESS, LOG|ID and the options for TLS; the function gets client, recording and its name, and returns the
+    line to print. question: is asked first, unless --yes is given.
+    """
+
+    def decorated(command: Callable[..., str]) -> Callable[..., None]:
+        @wraps(command)
+        def called(address: str, name: str, tls: MutualTls | None, *, yes: bool = True, **options: Any) -> None:
+            if not yes and question is not None:
+                click.confirm(question.format(name=name, **options), abort=True, err=True)
+            with client_of(address, tls) as client:
+                click.echo(command(client, recording_of(name), name, **options))
+
+        found = click.argument("address")(click.argument("name", metavar="LOG|ID")(tls_options(called)))
+        is_sure = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+        return found if question is None else is_sure(found)
+
+    return decorated
+
+
+@recording.command(short_help="Let a stopped recording continue.")
+@click.option(
+    "--leader-epoch",
+    type=click.IntRange(0),
+    required=True,
+    help="The new leader epoch; it has to be higher than every epoch in the log.",
+)
+@_of_recording()
+def extend(client: ReplayClient, one: int | str, name: str, leader_epoch: int) -> str:
+    """Let a stopped recording continue at its end, under a higher leader epoch."""
+    return f"{name} continues at offset {client.extend(one, leader_epoch)}, under leader epoch {leader_epoch}"
+
+
+@recording.command(short_help="Cut a recording at an offset.")
+@click.option(
+    "--at",
+    "offset",
+    type=click.IntRange(0),
+    required=True,
+    help="Cut at the start of the batch that holds this offset: this batch and all after it are removed.",
+)
+@_of_recording("Cut {name} at offset {offset}?")
+def truncate(client: ReplayClient, one: int | str, name: str, offset: int) -> str:
+    """Cut a recording at the batch that holds an offset. Replays that read above it are ended first. Refused while a
+    leader writes the recording.
+    """
+    return f"{name} ends at offset {client.truncate(one, offset)}"
+
+
+@recording.command(short_help="Remove old segments of a recording.")
+@click.option(
+    "--before",
+    "offset",
+    type=click.IntRange(0),
+    required=True,
+    help="Remove the segments that lie wholly below this offset.",
+)
+@_of_recording("Remove the segments of {name} below offset {offset}?")
+def purge(client: ReplayClient, one: int | str, name: str, offset: int) -> str:
+    """Remove the whole segments of a recording below an offset, up to its leader's log start at most."""
+    return f"{name} begins at offset {client.purge(one, offset)}"
+
+
+@recording.command(short_help="Delete a recording and its files.")
+@click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")
+@_of_recording("Delete {name} and its files?")
+def delete(client: ReplayClient, one: int | str, name: str, *, force: bool) -> str:
+    """Delete a recording and its files. Its id is never used again."""
+    return f"{name} is deleted, {client.delete(one, force=force).wait():,} bytes were freed"
+
+
+def _row(one: RecordingInfo) -> tuple[str, ...]:
+    recording_id = "" if one.recording_id is None else str(one.recording_id)
+    ends = (shown_count(one.start_offset), shown_count(one.stable_offset))
+    outbox = "" if one.outbox_id is None else str(one.outbox_id)
+    state = "live" if one.is_live else "stopped"
+    if one.damaged_from is not None:
+        state += f", damaged from {shown_count(one.damaged_from)} on"
+    return (one.name, recording_id, *ends, state, outbox)
+
+
+def _as_dict(one: RecordingInfo) -> dict[str, object]:
+    return {
+        "recording_id": one.recording_id,
+        "name": one.name,
+        "log_id": None if one.log_id is None else str(one.log_id),
+        "outbox_id": None if one.outbox_id is None else str(one.outbox_id),
+        "start_offset": one.start_offset,
+        "stable_offset": one.stable_offset,
+        "end_offset": one.end_offset,
+        "is_live": one.is_live,
+        "state": one.state.name,
+        "damaged_from": one.damaged_from,
+    }
