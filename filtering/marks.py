@@ -39,10 +39,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from filtering import window_bits
 from filtering.errors import BadFilterSetting, CorruptMarks, PairSplit
-
-Numbers = npt.NDArray[np.int64]
+from filtering.rule import Numbers, lowest_bits, no_bits, raised_bits, resized_bits, row_bytes
 
 UNKNOWN = -1  # stands in the columns for a destination partition or an advance that is not known
 WINDOW_MAX = 1 << 20  # offsets; 128 KiB of bits for a pair
@@ -91,7 +89,7 @@ def checked(columns: MarkColumns) -> MarkColumns:
         wrong = (column < low) | (column > high)
         if wrong.any():
             raise BadFilterSetting(name, int(column[wrong][0]), f"in [{low}, {high}]")
-    shape = (count, window_bits.row_bytes(columns.window))
+    shape = (count, row_bytes(columns.window))
     if columns.bitmaps.shape != shape:
         raise BadFilterSetting("bitmaps", columns.bitmaps.shape, f"uint8 of shape {shape} for window={columns.window}")
     return columns
@@ -99,7 +97,7 @@ def checked(columns: MarkColumns) -> MarkColumns:
 
 def with_window(columns: MarkColumns, window: int) -> MarkColumns:
     """The same marks for another window: a narrower one forgets, a wider one has all below the old one as seen."""
-    bits = window_bits.resized(columns.bitmaps, columns.offsets, columns.window, window)
+    bits = resized_bits(columns.bitmaps, columns.offsets, columns.window, window)
     return columns._replace(bitmaps=bits, window=window)
 
 
@@ -120,7 +118,7 @@ def canonical(columns: MarkColumns) -> MarkColumns:
     if len(columns.pids) == 0:
         return with_window(columns, 0)
     if columns.window:
-        columns = columns._replace(bitmaps=columns.bitmaps & window_bits.lowest(columns.offsets, columns.window))
+        columns = columns._replace(bitmaps=columns.bitmaps & lowest_bits(columns.offsets, columns.window))
     if not ascending(columns.pids, columns.partitions):
         columns = select_rows(columns, np.lexsort((columns.partitions, columns.pids)))
         if not ascending(columns.pids, columns.partitions):
@@ -160,7 +158,7 @@ def _merged_repeats(columns: MarkColumns) -> MarkColumns:
     earliest = np.minimum.reduceat(np.where(counts, advanced, _INT64_MAX), starts)
     any_known = np.maximum.reduceat(counts, starts)
     if window:
-        shifted = window_bits.raised(bits, offsets, row_highest - offsets, window)
+        shifted = raised_bits(bits, offsets, row_highest - offsets, window)
         bits = np.bitwise_or.reduceat(shifted, starts, axis=0)
     else:
         bits = bits[starts]
@@ -182,7 +180,7 @@ _TYPES = (">i8", ">i4", ">i8", ">i4", ">i8")
 
 
 def _entry_type(window: int) -> "np.dtype[np.void]":
-    bits = ("bitmaps", "u1", (window_bits.row_bytes(window),))
+    bits = ("bitmaps", "u1", (row_bytes(window),))
     return np.dtype([*zip(_FIELDS, _TYPES, strict=True), bits] if window else [*zip(_FIELDS, _TYPES, strict=True)])
 
 
@@ -220,14 +218,14 @@ def decode(data: bytes | bytearray | memoryview) -> MarkColumns:
         raise CorruptMarks("window", f"{window} for {count} pairs, at most {WINDOW_MAX}, and 0 without pairs")
     body_bytes = len(view) - _HEADER.size - _CHECKSUM.size
     # Proven before anything is allocated: a count is believed only if that many entries are there.
-    if count * (_ENTRY_BYTES + window_bits.row_bytes(window)) != body_bytes:
+    if count * (_ENTRY_BYTES + row_bytes(window)) != body_bytes:
         raise CorruptMarks("count", f"{count} pairs with window {window} do not fill {body_bytes} bytes")
     return _checked(_columns(view, window, count))
 
 
 def _columns(view: memoryview, window: int, count: int) -> MarkColumns:
     entries = np.frombuffer(view, _entry_type(window), count, _HEADER.size)
-    bits = entries["bitmaps"].reshape(count, -1).copy() if window else window_bits.empty(count, 0)
+    bits = entries["bitmaps"].reshape(count, -1).copy() if window else no_bits(count, 0)
     pids, partitions, offsets, destinations, advanced = (entries[name].astype(np.int64) for name in _FIELDS)
     return MarkColumns(pids, partitions, offsets, destinations, advanced, bits, window)
 
@@ -240,7 +238,7 @@ def _checked(columns: MarkColumns) -> MarkColumns:
         raise CorruptMarks(error.setting, str(error)) from error
     if not ascending(columns.pids, columns.partitions):
         raise CorruptMarks("entries", "the pairs do not rise strictly")
-    if columns.window and (columns.bitmaps & ~window_bits.lowest(columns.offsets, columns.window)).any():
+    if columns.window and (columns.bitmaps & ~lowest_bits(columns.offsets, columns.window)).any():
         raise CorruptMarks("bits", "set outside the window or for negative offsets")
     return columns
 
@@ -267,7 +265,7 @@ class HighwaterMarks:
 
     def __init__(self) -> None:
         none = np.empty(0, np.int64)
-        self._hold(MarkColumns(none, none, none, none, none, window_bits.empty(0, 0), 0))
+        self._hold(MarkColumns(none, none, none, none, none, no_bits(0, 0), 0))
 
     @classmethod
     def from_columns(  # noqa: PLR0913 - the columns of a mark, one argument each
@@ -296,7 +294,7 @@ class HighwaterMarks:
             _column("offsets", offsets),
             _column("destination_partitions", destination_partitions, count),
             _column("advanced_ms", advanced_ms, count),
-            window_bits.empty(count, window) if bitmaps is None else np.asarray(bitmaps, np.uint8),
+            no_bits(count, window) if bitmaps is None else np.asarray(bitmaps, np.uint8),
             window,
         )
         return cls._of(canonical(checked(columns)))

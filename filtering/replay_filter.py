@@ -30,13 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from filtering import window_bits
 from filtering.errors import BadFilterSetting, PairSplit
 from filtering.marks import UNKNOWN, HighwaterMarks, check_window, select_rows
-from filtering.rule import NO_MARK, PairGroups, Verdicts, group_pairs, judge_rows
+from filtering.rule import NO_MARK, Numbers, PairGroups, Verdicts, group_pairs, judge_rows, no_bits, row_bytes
 from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
-
-Numbers = npt.NDArray[np.int64]
 
 _PAIR = struct.Struct(">qi")
 _PAIR_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4")])
@@ -60,7 +57,7 @@ class PairTable:
 
     def __init__(self, base: HighwaterMarks, window: int) -> None:
         self._base, self._window = base, window
-        self._bits_bytes = window_bits.row_bytes(window)
+        self._bits_bytes = row_bytes(window)
         self._bits = bytearray()
         self._advanced_ms, self._timed_marks = array("q"), array("q")
         self.slots: dict[bytes, int] = {}
@@ -193,7 +190,7 @@ class PairTable:
         """The base's entries of these pairs."""
         count = len(pairs)
         marks, destinations, advanced = (np.full(count, nothing) for nothing in (NO_MARK, UNKNOWN, UNKNOWN))
-        bits = window_bits.empty(count, self._window)
+        bits = no_bits(count, self._window)
         rows = self._base.find(pids, partitions)
         found = np.flatnonzero(rows >= 0)
         if len(found):

@@ -8,6 +8,14 @@
 Hence, for rows of one pair in log order: row r is new iff offset(r) > max(mark, offsets of the rows before it).
 `highest_before` computes that maximum for all pairs at once, of rows as of runs of rows. A pair without a mark has
 mark -1. A property test holds both writings against each other.
+
+The bits behind a mark: which offsets just below it were seen. Many pairs at once, one row of bytes each.
+
+    mark m, window W:    offset  m-1  m-2  m-3 ...  m-W   | below m-W: closed, whatever was seen
+                         bit      0    1    2  ...  W-1      bit i lies in byte i // 8, at 1 << (i % 8)
+
+A row is ceil(W / 8) bytes. Bits at or above W, and bits of negative offsets (i >= m), are always 0, so that one
+state has one form. Everything here is pure; rows are uint8 arrays of shape (n, ceil(W / 8)).
 """
 
 from dataclasses import dataclass
@@ -16,10 +24,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from filtering import window_bits
-
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.uint8]
 
 NO_MARK = -1
 _SAFE_MAX = 2**62  # so that one more addition stays below int64's end
@@ -123,12 +130,10 @@ class Verdicts(NamedTuple):
     kept: Numbers  # from here on by pair: rows kept
     marks: Numbers
     jumped: Numbers  # offsets that the mark passed over; the first record of a pair passes over none
-    bitmaps: npt.NDArray[np.uint8]
+    bitmaps: Rows
 
 
-def judge_rows(
-    offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: npt.NDArray[np.uint8], window: int
-) -> Verdicts:
+def judge_rows(offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: Rows, window: int) -> Verdicts:
     """Many records of many pairs: `offsets` together by pair, `marks` and `bitmaps` one row a pair. Pure."""
     starts = groups.starts
     before = highest_before(offsets, groups, marks)
@@ -186,9 +191,7 @@ def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:
     return np.asarray(values[lifted - floor])
 
 
-def _unseen(
-    offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: npt.NDArray[np.uint8], candidates: Mask
-) -> Mask:
+def _unseen(offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: Rows, candidates: Mask) -> Mask:
     """Which rows inside their window have an offset that neither the bits nor an earlier row knows."""
     if not candidates.any():
         return candidates
@@ -200,7 +203,7 @@ def _unseen(
     below = marks[pair] - offsets
     unseen[below == 0] = False
     asked = np.flatnonzero(unseen & (below > 0))
-    unseen[asked[window_bits.test_bits(bitmaps, pair[asked], below[asked] - 1)]] = False
+    unseen[asked[test_bits(bitmaps, pair[asked], below[asked] - 1)]] = False
     return unseen
 
 
@@ -208,15 +211,92 @@ def _with_rows(
     offsets: Numbers,
     groups: PairGroups,
     from_to: tuple[Numbers, Numbers],
-    bitmaps: npt.NDArray[np.uint8],
+    bitmaps: Rows,
     window: int,
-) -> npt.NDArray[np.uint8]:
+) -> Rows:
     """The bits after the marks rose and every row that is inside its pair's window was seen."""
     marks, new_marks = from_to
     known = np.where(marks == NO_MARK, new_marks, marks)
-    bits = window_bits.raised(bitmaps, known, new_marks - known, window)
+    bits = raised_bits(bitmaps, known, new_marks - known, window)
     pair = groups.pair_of_place()
     below = new_marks[pair] - offsets
     inside = np.flatnonzero((below > 0) & (below <= window))
-    window_bits.set_bits(bits, pair[inside], below[inside] - 1)
+    set_bits(bits, pair[inside], below[inside] - 1)
     return bits
+
+
+def row_bytes(window: int) -> int:
+    """Bytes that the bits of one pair take."""
+    return (window + 7) // 8
+
+
+def no_bits(count: int, window: int) -> Rows:
+    """Rows of pairs below whose mark nothing was seen."""
+    return np.zeros((count, row_bytes(window)), np.uint8)
+
+
+def lowest_bits(counts: Numbers, window: int) -> Rows:
+    """Rows with the lowest `counts[i]` bits set, at most `window` of them."""
+    rows: Rows = np.repeat(_lowest_bits(np.array([window]), window), len(counts), axis=0)
+    short = np.flatnonzero(counts < window)  # marks near offset 0 only, so few
+    rows[short] = _lowest_bits(counts[short], window)
+    return rows
+
+
+def _lowest_bits(counts: Numbers, window: int) -> Rows:
+    in_byte = counts[:, None] - 8 * np.arange(row_bytes(window), dtype=np.int64)
+    ones: Rows = ((1 << np.clip(in_byte, 0, 8)) - 1).astype(np.uint8)
+    return ones
+
+
+def resized_bits(rows: Rows, marks: Numbers, old: int, new: int) -> Rows:
+    """Rows of another window: narrower forgets, wider takes everything that was below the old window as seen."""
+    if old == new:
+        return rows
+    if new < old:
+        narrow: Rows = rows[:, : row_bytes(new)].copy()
+        narrow &= lowest_bits(np.full(len(rows), new, np.int64), new)
+        return narrow
+    wide = no_bits(len(rows), new)
+    wide[:, : row_bytes(old)] = rows
+    closed = lowest_bits(marks, new) & ~lowest_bits(np.full(len(rows), old, np.int64), new)
+    wide |= closed
+    return wide
+
+
+def raised_bits(rows: Rows, marks: Numbers, by: Numbers, window: int) -> Rows:
+    """Rows after each mark went up by `by[i]` >= 0; where it did, the old mark itself becomes a bit."""
+    result = rows.copy()
+    rose = np.flatnonzero(by > 0)
+    if len(rose):
+        result[rose] = _shifted_bits(rows[rose], np.minimum(by[rose], 8 * rows.shape[1]))
+        near = rose[by[rose] <= window]
+        set_bits(result, near, by[near] - 1)
+        result[rose] &= lowest_bits((marks + by)[rose], window)
+    return result
+
+
+def _shifted_bits(rows: Rows, by: Numbers) -> Rows:
+    """Each row moved up by 0 to 8 x width bits."""
+    width = rows.shape[1]
+    # One zero byte on the left gives "the byte below byte 0", one behind it all gives "far outside".
+    padded = np.zeros((len(rows), width + 2), np.uint16)
+    padded[:, 1 : width + 1] = rows
+    source = 1 + np.arange(width, dtype=np.int64) - (by >> 3)[:, None]
+    bit = (by & 7).astype(np.uint16)[:, None]
+    upper = np.take_along_axis(padded, np.where(source > 0, source, width + 1), axis=1)
+    lower = np.take_along_axis(padded, np.where(source > 1, source - 1, width + 1), axis=1)
+    moved: Rows = (((upper << bit) | (lower >> (8 - bit))) & 0xFF).astype(np.uint8)
+    return moved
+
+
+def set_bits(rows: Rows, of: Numbers, bits: Numbers) -> None:
+    """Set bit `bits[k]` of row `of[k]`, in place; a row may come several times."""
+    np.bitwise_or.at(rows, (of, bits >> 3), np.left_shift(1, bits & 7).astype(np.uint8))
+
+
+def test_bits(rows: Rows, of: Numbers, bits: Numbers) -> npt.NDArray[np.bool_]:
+    """Whether bit `bits[k]` of row `of[k]` is set."""
+    octets: Rows = rows[of, bits >> 3]
+    octets >>= (bits & 7).astype(np.uint8)
+    return np.asarray(octets & 1, np.bool_)

@@ -9,15 +9,16 @@ _FOUND, _OURS = Path(filtering.__path__[0]), Path(__file__).parent.parent / "fil
 if _OURS.is_dir() and _FOUND.resolve() != _OURS.resolve():
     raise ImportError(f"{_FOUND} hides the package 'filtering' of pushrep, {_OURS}: rename yours", name="filtering")
 
-from partitioner.errors import (  # noqa: E402 - as above
+from partitioner.source_partition import (  # noqa: E402 - as above
     BadPartitionerSetting,
     NotDelivered,
     OffsetNotAbove,
     PartitionerError,
     PartitionStopped,
+    SourcePartitionPartitioner,
     TopicUnfit,
+    partition_for,
 )
-from partitioner.source_partition import SourcePartitionPartitioner, partition_for  # noqa: E402 - as above
 
 __all__ = [
     "BadPartitionerSetting",

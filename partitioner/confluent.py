@@ -41,9 +41,16 @@ from filtering.consumers.confluent_client import (
     topic_settings,
 )
 from filtering.retry import Backoff
-from partitioner.errors import BadPartitionerSetting, NotDelivered, TopicUnfit, topic_missing
 from partitioner.in_flight_queue import InFlightQueue
-from partitioner.source_partition import check_not_shrunk, check_partition_count, partition_for
+from partitioner.source_partition import (
+    BadPartitionerSetting,
+    NotDelivered,
+    TopicUnfit,
+    check_not_shrunk,
+    check_partition_count,
+    partition_for,
+    topic_missing,
+)
 
 # Settings that hold the prefix condition. The gapless guarantee covers neither timeouts nor brokers that do not know
 # the producer.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from filtering import StreamMetadata
-from partitioner.errors import OffsetNotAbove, PartitionStopped
+from partitioner.source_partition import OffsetNotAbove, PartitionStopped
 
 
 class Pending(Protocol):

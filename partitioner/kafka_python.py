@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from kafka.partitioner import DefaultPartitioner
 
-from partitioner.errors import topic_missing
 from partitioner.source_partition import SourcePartitionPartitioner as _Place
+from partitioner.source_partition import topic_missing
 
 
 class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # kafka-python has no types

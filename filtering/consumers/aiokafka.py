@@ -24,7 +24,6 @@ with needed_by("filtering.consumers.aiokafka"):
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import (
     CommitFailedError,
@@ -35,7 +34,6 @@ from aiokafka.errors import (
     NoError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
-    for_code,
 )
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
@@ -51,7 +49,6 @@ from filtering.consumers.commits import (
 )
 from filtering.consumers.group_member import (
     AskCommitted,
-    AskRetention,
     AskStartpoints,
     ClientCall,
     ClientFacts,
@@ -61,7 +58,6 @@ from filtering.consumers.group_member import (
     Resume,
     Seek,
     Steps,
-    kept_ms,
     run_async,
 )
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts, Startpoints
@@ -133,20 +129,6 @@ async def ask_committed(
         return await ask_async(question, failure_of, timeout_s)
 
 
-async def topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """What a topic is set to, asked for 60 s. Raises MissingRight, the client's KafkaError."""
-
-    async def question() -> dict[str, str]:
-        [answer] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-        [(code, why, _, _, entries)] = answer.resources
-        if code:
-            raise for_code(code)(why)
-        return {name: value for name, value, *_ in entries}
-
-    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
-        return await ask_async(question, failure_of)
-
-
 async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
     """The partitions that the group's coordinator says this member has; empty if it does not answer within 5 s."""
     try:
@@ -165,9 +147,8 @@ class ReplayFilteredConsumer:
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
     "header", or a function of the record that returns them, or None for a record that has no position. window,
-    only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each topic's
-    own is asked for, and the read of a topic that keeps records longer is refused. startpoints: their store, by
-    which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
+    only_pids, ttl_s: ReplayFilter's. retention_ms: the topics', the least ttl_s; 0 for any. startpoints: their store,
+    by which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
     they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
     settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises BadFilterSetting; entering it raises the client's KafkaError.
@@ -358,8 +339,6 @@ class ReplayFilteredConsumer:
                     (one.topic, one.partition): CommittedOffset(at.offset if at.offset >= 0 else None, at.metadata)
                     for one, at in found.items()
                 }
-            case AskRetention(topic):
-                return kept_ms(await topic_settings(self._admin, topic))
             case AskStartpoints(question):
                 return await asyncio.to_thread(question)
             case Pause(partitions):

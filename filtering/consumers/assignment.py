@@ -34,10 +34,7 @@ Spans = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:
-    """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below; None: that of each topic is asked.
-
-    Raises BadFilterSetting.
-    """
+    """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below. Raises BadFilterSetting."""
 
     window: int = 0
     only_pids: frozenset[int] | None = None
@@ -45,8 +42,7 @@ class FilterSettings:
     retention_ms: int | None = None
 
     def __post_init__(self) -> None:
-        if self.retention_ms is not None:
-            check_ttl(self.ttl_s, self.retention_ms)
+        check_ttl(self.ttl_s, self.retention_ms)
 
 
 class PendingCommit(NamedTuple):

@@ -48,7 +48,6 @@ from filtering.consumers.confluent_client import (
 )
 from filtering.consumers.group_member import (
     AskCommitted,
-    AskRetention,
     AskStartpoints,
     ClientCall,
     ClientFacts,
@@ -76,10 +75,9 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
     travel, "key" or "header", or a function of the record that returns them, or None for a record that has no position.
-    window, only_pids, ttl_s: ReplayFilter's. retention_ms: the least ttl_s, 0 for any; by default each
-    topic's own is asked for, and the read of a topic that keeps records longer is refused. marks_topic: a compacted
-    topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their store, by
-    which an operator moves this group's partitions, when they are assigned and while they are read.
+    window, only_pids, ttl_s: ReplayFilter's. retention_ms: the topics', the least ttl_s; 0 for any. marks_topic: a
+    compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
+    store, by which an operator moves this group's partitions, when they are assigned and while they are read.
     Raises BadFilterSetting, KafkaException.
     """
 
@@ -284,8 +282,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
             case AskCommitted(partitions):
                 found = self._facts.committed([TopicPartition(*one) for one in partitions])
                 return {(one.topic, one.partition): committed_offset(one) for one in found}
-            case AskRetention(topic):
-                return self._facts.retention_ms(topic)
             case AskStartpoints(question):
                 return question()
             case _:

@@ -21,13 +21,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.commits import Stored, pack_marks, unpack_marks
-from filtering.consumers.group_member import CommittedOffset, kept_ms
+from filtering.consumers.group_member import CommittedOffset
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import BadFilterSetting, CorruptMarks, MissingRight
 from filtering.marks import HighwaterMarks
 from filtering.retry import TIMEOUT_S, Failure, ask, ask_in_background
 
 _Answer = TypeVar("_Answer")
+_LOG = logging.getLogger(__name__)
+_FULL_QUEUE_S = 0.05
 
 _CONNECTION = (
     # Addresses and sockets.
@@ -163,6 +165,30 @@ def fatal_errors() -> Iterator[None]:
         raise
 
 
+def send(producer: Producer, topic: str, records: Iterable[tuple[str, bytes]], timeout_s: float) -> list[Message]:
+    """Send records (key, value); they are on the brokers when this returns, in their order. Raises KafkaException."""
+    reports: list[tuple[KafkaError | None, Message]] = []
+    count = 0
+    for key, value in records:
+        while True:
+            try:
+                producer.produce(topic, value, key, on_delivery=lambda *report: reports.append(report))
+                break
+            except BufferError:  # the client's queue is full (100,000 messages, or 1 GB)
+                producer.poll(_FULL_QUEUE_S)
+            except KafkaException:  # at times it only reports that a fatal error came before: flush raises that one
+                flush(producer, timeout_s)
+                raise
+        count += 1
+    flush(producer, timeout_s)
+    for error, _ in reports:
+        if error is not None:
+            raise KafkaException(error)
+    if len(reports) < count:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
+    return [message for _, message in reports]
+
+
 def ask_brokers(question: Callable[[float], _Answer], timeout_s: float = TIMEOUT_S) -> _Answer:
     """What a call answers, asked again while it fails for a moment. Raises KafkaException, TimeoutError: its last."""
     return ask(question, failure_of, timeout_s)
@@ -204,8 +230,6 @@ def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = 
     return ask_brokers(bounds, timeout_s)
 
 
-_LOG = logging.getLogger(__name__)
-
 _LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
 _NO_RECORD = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
 
@@ -225,7 +249,12 @@ class ConfluentMarksTopic:
     def write(self, group: str, partition: tuple[str, int], marks: HighwaterMarks) -> Stored:
         """Store a version; it is on the brokers when this returns."""
         version = f"{group}/{partition[0]}/{partition[1]}/{uuid.uuid4().hex}"
-        message = self._send(version, pack_marks(marks))
+        try:
+            [message] = send(self._producer, self._topic, [(version, pack_marks(marks))], TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].fatal():  # this client sends nothing more
+                self._producer = Producer(self._settings)
+            raise (missing_right(error.args[0], "", self._topic, "WRITE") or error) from error
         return Stored(int(message.partition() or 0), int(message.offset() or 0), version)
 
     def read(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
@@ -275,24 +304,6 @@ class ConfluentMarksTopic:
         finally:
             self._reader.close()
 
-    def _send(self, key: str, value: bytes) -> Message:
-        reports: list[tuple[KafkaError | None, Message]] = []
-        try:
-            try:
-                self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
-            except KafkaException:  # at times it only reports that a fatal error came before: flush raises that one
-                flush(self._producer, TIMEOUT_S)
-                raise
-            flush(self._producer, TIMEOUT_S)
-        except KafkaException as fatal:  # this client sends nothing more
-            self._producer = Producer(self._settings)
-            raise (missing_right(fatal.args[0], "", self._topic, "WRITE") or fatal) from fatal
-        for error, message in reports:
-            if error is not None:
-                raise missing_right(error, "", self._topic, "WRITE") or KafkaException(error)
-            return message
-        raise KafkaException(_LATE)
-
 
 def _refuse_uncompacted(config: Mapping[str, Any], topic: str) -> None:
     if (policy := topic_settings(config, topic)["cleanup.policy"]) != "compact":
@@ -321,10 +332,6 @@ class ConfluentMember:
         plain = [TopicPartition(one.topic, one.partition) for one in partitions]
         with naming_rights(self.group, plain[0].topic if plain else ""):
             return ask_partitions(lambda left_s: self.client.committed(plain, left_s))
-
-    def retention_ms(self, topic: str) -> int:
-        """How long the topic keeps records, -1: for ever; asks for 60 s. Raises MissingRight, KafkaException."""
-        return kept_ms(topic_settings(self._connection, topic))
 
     def is_held(self, topic: str, partition: int) -> bool:
         """Whether the coordinator says that this member has the partition now.

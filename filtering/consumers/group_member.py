@@ -18,10 +18,7 @@ A partition that was stopped begins anew as soon as its startpoint is cancelled 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from filtering.consumers.assignment import (
     NO_MARKS,
@@ -29,18 +26,16 @@ from filtering.consumers.assignment import (
     FilterSettings,
     PauseReason,
     Pauses,
-    Spans,
     TopicPartition,
 )
 from filtering.consumers.commits import CommitPosition, Commits, DeleteMarks, ReadMarks, WriteMarks
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
-from filtering.replay_filter import check_ttl
 from filtering.retry import Failure
 
 _LOG = logging.getLogger(__name__)
 _LOAD_AGAIN_S = 1.0
 _Answer = TypeVar("_Answer")
-_Record = TypeVar("_Record")
+_Given = ParamSpec("_Given")
 
 
 class Seek(NamedTuple):
@@ -68,27 +63,14 @@ class AskCommitted(NamedTuple):
     partitions: list[TopicPartition]
 
 
-class AskRetention(NamedTuple):
-    """How long the topic keeps records → ms, -1: for ever."""
-
-    topic: str
-
-
 class AskStartpoints(NamedTuple):
     """A question to their store, which may block → what it returns."""
 
     question: Callable[[], Any]
 
 
-ClientCall: TypeAlias = (
-    Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskRetention | AskStartpoints
-)
+ClientCall: TypeAlias = Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskStartpoints
 Steps: TypeAlias = Generator[ClientCall, Any, _Answer]
-
-
-def kept_ms(settings: Mapping[str, str]) -> int:
-    """How long a topic of these settings keeps a record that nobody replaced; -1: for ever."""
-    return int(settings["retention.ms"]) if "delete" in settings["cleanup.policy"] else -1
 
 
 class CommittedOffset(NamedTuple):
@@ -146,11 +128,12 @@ class GroupMember:
         self.assignment = Assignment(settings)
         self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
         self.failure: Exception | None = None
+        self.admit = self.failing_with(self.assignment.admit)
+        self.admit_columns = self.failing_with(self.assignment.admit_columns)
         self.moves = 0
         self._moved: dict[TopicPartition, int] = {}
         self._pauses = Pauses()
         self._commits = Commits()
-        self._ttl_checked: set[str] = set()  # topics
 
     # ---- partitions come and go
 
@@ -160,7 +143,6 @@ class GroupMember:
         Those that are stopped are not paused yet.
         """
         asked, found = list(partitions), []
-        yield from self._check_ttl({topic for topic, _ in asked})
         for partition, (offset, metadata) in (yield from self.committed_of(asked)).items():
             marks, _, startpoint = yield from self._commits.read(partition, offset, metadata)
             if marks is None and offset is not None:
@@ -231,35 +213,17 @@ class GroupMember:
         """Apply new startpoints, if it is time to ask for them. Raises why a partition was stopped, once for each."""
         yield from self._ignoring_transient(self._followed(now_s))
 
-    def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
-        """The same function; its error is kept as `failure`, so that no read goes on past that record."""
+    def failing_with(self, call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
+        """The same function; what it raises is kept as `failure`, so that no read goes on past that record."""
 
-        def key(record: _Record) -> bytes | None:
+        def called(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
             try:
-                return key_of(record)
+                return call(*given, **named)
             except Exception as error:
                 self.failure = error
                 raise
 
-        return key
-
-    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
-        """As Assignment's; a refusal stays as `failure`."""
-        try:
-            return self.assignment.admit(partition, offset, key)
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def admit_columns(
-        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
-    ) -> npt.NDArray[np.bool_]:
-        """As Assignment's; a refusal stays as `failure`."""
-        try:
-            return self.assignment.admit_columns(topic, keys, partitions, spans)
-        except Exception as error:
-            self.failure = error
-            raise
+        return called
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
         """Whether it was moved after `moves` was `since`: then records that were fetched before are not yielded."""
@@ -315,14 +279,6 @@ class GroupMember:
                 yield AskStartpoints(partial(self._startpoints.consumed, *named))
 
     # ---- inside
-
-    def _check_ttl(self, topics: Iterable[str]) -> Steps[None]:
-        """Raise BadFilterSetting for one that keeps records longer than their marks."""
-        if self._settings.ttl_s is None or self._settings.retention_ms is not None:
-            return
-        for topic in sorted(set(topics) - self._ttl_checked):
-            check_ttl(self._settings.ttl_s, (yield AskRetention(topic)))
-            self._ttl_checked.add(topic)
 
     def _load_held(self) -> Steps[list[TopicPartition]]:
         held = sorted(self._pauses.of(PauseReason.UNLOADED))

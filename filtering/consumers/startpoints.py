@@ -116,15 +116,12 @@ class StartpointWatcher:
         self._assignment.assign(partition, answer.offset, kept, startpoint=answer.sequence, is_new_startpoint=True)
         return answer.offset
 
-    def move(self, partition: TopicPartition, answer: Answer) -> int | None:
-        """What `moved` said of a running partition. Where the client is to seek; None: nowhere."""
-        if answer is None:
-            return None
+    def move(self, partition: TopicPartition, answer: Answer) -> None:
+        """What `moved` said of a running partition, whose client has been sent there."""
         if isinstance(answer, RefusedStartpoint):
             self._stop(partition, answer)
-            return None
-        self._assignment.move(partition, answer.offset, answer.sequence, reset_marks=answer.reset_marks)
-        return answer.offset
+        elif answer is not None:
+            self._assignment.move(partition, answer.offset, answer.sequence, reset_marks=answer.reset_marks)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """These are gone."""

@@ -38,7 +38,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of_code, failure_of_transaction, flush
+from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of_code, failure_of_transaction, send
 from filtering.retry import Failure, ask
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.kafka.destination import KafkaDestination, destination_by
@@ -52,6 +52,7 @@ from pushrep.startpoints.model import Applied, Consumed, Failed, Written, from_j
 
 HEAD, CHECKPOINT = "format", "checkpoint/"
 FORMAT = {"format": "pushrep.startpoints", "version": 1}
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _PAUSE_S = 0.005  # a commit becomes visible to readers some ms after its answer
 
 
@@ -169,7 +170,6 @@ OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
 """Errors of a change after another writer began. UNKNOWN: coordinators give it at times while they fence a producer."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
 """Errors of records whose transaction has failed; they do not have the reason."""
-_FULL_QUEUE_S = 0.05
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
 """A logger for librdkafka that prints nothing: librdkafka logs a fenced producer as fatal, and errors that matter are
@@ -177,31 +177,6 @@ raised.
 """
 QUIET.propagate = False
 QUIET.addHandler(logging.NullHandler())
-
-
-def send(
-    producer: Producer, topic: str, records: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float
-) -> list[int]:
-    """Send records (key, fields) to partition 0, and return their offsets, in order. Raises KafkaException."""
-    reports: list[tuple[KafkaError | None, Message]] = []
-    for key, fields in records:
-        value = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-        while True:
-            try:
-                producer.produce(topic, value, key, 0, lambda *report: reports.append(report))
-                break
-            except BufferError:  # the client's queue is full (100,000 messages, or 1 GB)
-                producer.poll(_FULL_QUEUE_S)
-    flush(producer, timeout_s)
-    for error, message in reports:
-        if error is not None and error.code() in _PURGED:
-            why = f"the brokers refused the transaction: check the right WRITE on topic {message.topic()!r}"
-            raise KafkaException(KafkaError(error.code(), why))
-        if error is not None:
-            raise KafkaException(error)
-    if len(reports) < len(records):
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
-    return [int(message.offset() or 0) for _, message in reports]
 
 
 def reader_words(reader: Reader) -> str:
@@ -316,9 +291,11 @@ class FactsInTopic:
         producer, at = self._producer, self._records.position
         end = at + len(records)
         assert producer is not None, "locked makes it"
+        encoded = [(key, _JSON.encode(fields).encode()) for key, fields in records]
         try:
             producer.begin_transaction()
-            if send(producer, self._topic, records, self._left_s()) != list(range(at, end)):
+            sent = send(producer, self._topic, encoded, self._left_s())
+            if [message.offset() for message in sent] != list(range(at, end)):
                 ask(producer.abort_transaction, failure_of_transaction, self._left_s())
                 raise Overtaken(self.place)
         except KafkaException as error:
@@ -416,7 +393,10 @@ class FactsInTopic:
         transaction.timeout.ms.
         """
         self._producer = None
-        code = error.args[0]
+        code: KafkaError = error.args[0]
+        if code.code() in _PURGED:
+            why = f"the brokers refused the transaction: check the right WRITE on topic {self._topic!r}"
+            code = KafkaError(code.code(), why)
         if is_known and code.code() in OVERTAKEN:
             raise Overtaken(self.place) from error
         raise NotWritten(self.place, code.str(), is_known=is_known) from error

@@ -24,8 +24,7 @@ from pyspark.sql.types import StructType
 
 from filtering import producer_id
 from partitioner.confluent import DestinationTopic, refuse_compaction, topic_facts, with_required_settings
-from partitioner.errors import BadPartitionerSetting, PartitionerError
-from partitioner.source_partition import check_not_shrunk
+from partitioner.source_partition import BadPartitionerSetting, PartitionerError, check_not_shrunk
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
 from spark_jobs.jobs.options import BadJobOption, JobOptions

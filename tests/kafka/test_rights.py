@@ -41,7 +41,6 @@ RIGHTS = {
     "producer": [("WRITE", "topic"), ("DESCRIBE_CONFIGS", "topic")],
     "consumer": [("READ", "topic"), ("READ", "group")],
     "consumer of aiokafka": [("READ", "topic"), ("READ", "group")],
-    "consumer with ttl_s": [("READ", "topic"), ("READ", "group"), ("DESCRIBE_CONFIGS", "topic")],
     "consumer with marks_topic": [
         ("READ", "topic"), ("READ", "group"), ("READ", "marks topic"), ("WRITE", "marks topic"),
         ("DESCRIBE_CONFIGS", "marks topic"),
@@ -169,10 +168,6 @@ def consume_with_marks(case):
     consume(case, pairs=300, marks_topic=case.marks)
 
 
-def consume_with_ttl(case):
-    consume(case, ttl_s=8 * 86_400)
-
-
 def consume_with_aiokafka(case):
     from filtering.consumers.aiokafka import ReplayFilteredConsumer
 
@@ -204,7 +199,6 @@ RUNS = {
     "producer": produce,
     "consumer": consume,
     "consumer of aiokafka": consume_with_aiokafka,
-    "consumer with ttl_s": consume_with_ttl,
     "consumer with marks_topic": consume_with_marks,
     "store of startpoints": keep_startpoints,
 }

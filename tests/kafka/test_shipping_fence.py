@@ -127,7 +127,7 @@ def test_of_two_instances_the_one_that_was_opened_last_ships(broker, tmp_path):
             with pytest.raises(OutboxTakenOver, match=topic):
                 outbox.wait_shipped(WAIT_S)
             outbox.flush()
-            other.wait({0: 40, 1: 40}, None, None)
+            other.state.wait({0: 40, 1: 40}, None, None)
             assert not fence_of(outbox).is_standing
         assert_each_once(broker, topic, outbox)
     with open_outbox(tmp_path / "outbox", broker, topic) as outbox:
