@@ -19,24 +19,30 @@ import click
 
 from pushrep.cli.common import DURATION, parse_duration_s, parse_time_ms, why_missing
 from pushrep.kafka.destination import read_properties
-from pushrep.log import NotALogDirectory, SegmentLog
+from pushrep.log import LogReader, NotALogDirectory, SegmentLog
 from pushrep.log.directory_files import log_at, parse_shown_name, readable_logs
 from pushrep.log.errors import InvalidLogName
 from pushrep.startpoints import (
     STORE_NAME,
     Kind,
+    LogFacts,
     Reader,
     Resolved,
     Startpoint,
     StartpointStore,
     Target,
-    facts_of,
     resolve,
     store_at,
 )
 from pushrep.startpoints.store import BOOTSTRAP_SERVERS as CLIENT_SERVERS
 from pushrep.startpoints.store import KAFKA, kind_of
 from pushrep.status.table import time_text
+
+
+def facts_of(log: LogReader) -> LogFacts:
+    """A log as its readers see it now."""
+    start, end = log.bounds()
+    return LogFacts(start=start, end=end, first_at=log.offset_for_timestamp, log_id=str(log.log_id or ""))
 
 
 class Row(NamedTuple):

@@ -18,6 +18,7 @@ import click
 from filtering.errors import shown_partition
 from pushrep.cli.common import show_json, show_table
 from pushrep.cli.startpoint_options import (
+    facts_of,
     parse_option,
     parse_ttl_s,
     partitions_of,
@@ -42,7 +43,6 @@ from pushrep.startpoints import (
     StartpointStore,
     State,
     Unresolved,
-    facts_of,
     resolve,
 )
 from pushrep.status.table import count

@@ -46,9 +46,18 @@ from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import kafka_failure, look_at_topic, uuid_of
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
-from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
 from pushrep.startpoints.event_log import TimeBudget, View
-from pushrep.startpoints.model import Applied, Consumed, Failed, Written, from_json, to_json
+from pushrep.startpoints.model import (
+    Applied,
+    Consumed,
+    Failed,
+    Overtaken,
+    Written,
+    busy,
+    from_json,
+    not_written,
+    to_json,
+)
 
 HEAD, CHECKPOINT = "format", "checkpoint/"
 FORMAT = {"format": "pushrep.startpoints", "version": 1}
@@ -189,7 +198,7 @@ def open_store(
 ) -> StartpointStore:
     """The store in the existing topic `destination.topic`, with one partition and compaction. The caller closes it.
 
-    lock_wait_s: for how long a change starts again after other writers, before it raises StoreBusy.
+    lock_wait_s: for how long a change starts again after other writers, before it raises StoreUnavailable.
     Raises StoreUnavailable for a topic that does not keep all facts, and for brokers that can't be reached.
     """
     topic = destination.topic or ""
@@ -255,7 +264,7 @@ class FactsInTopic:
         """
         wait_s = self.budget.left_s(self.lock_wait_s)
         if not self._mutex.acquire(timeout=wait_s):
-            raise StoreBusy(self.place, os.getpid(), wait_s)
+            raise busy(self.place, os.getpid(), wait_s)
         try:
             if self._producer is None:
                 self._producer = self._begin()
@@ -279,7 +288,7 @@ class FactsInTopic:
     def append(self, facts: Sequence[Fact]) -> None:
         """Append all facts in one transaction. When this returns, they are stored and read back.
 
-        Raises NotWritten, Overtaken.
+        Raises StoreUnavailable, Overtaken.
         """
         at = self._records.position
         if any(isinstance(fact, Written) and fact.sequence != at + i for i, fact in enumerate(facts)):
@@ -287,7 +296,7 @@ class FactsInTopic:
         self.write([(_key(fact), to_json(fact)) for fact in facts])
 
     def write(self, records: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Write records (key, fields) behind all that were read, in one transaction. Raises NotWritten, Overtaken."""
+        """Write records (key, fields) behind those read, in one transaction. Raises StoreUnavailable, Overtaken."""
         producer, at = self._producer, self._records.position
         end = at + len(records)
         assert producer is not None, "locked makes it"
@@ -308,7 +317,7 @@ class FactsInTopic:
         try:
             self.view(end)
         except StoreUnavailable as error:
-            raise NotWritten(self.place, f"it can't be read back: {error.why}", is_known=False) from error
+            raise not_written(self.place, f"it can't be read back: {error.why}", is_known=False) from error
 
     def close(self) -> None:
         """Close the clients."""
@@ -399,7 +408,7 @@ class FactsInTopic:
             code = KafkaError(code.code(), why)
         if is_known and code.code() in OVERTAKEN:
             raise Overtaken(self.place) from error
-        raise NotWritten(self.place, code.str(), is_known=is_known) from error
+        raise not_written(self.place, code.str(), is_known=is_known) from error
 
 
 class CheckpointsInTopic:
@@ -413,7 +422,7 @@ class CheckpointsInTopic:
         return self._facts.checkpoints().get(reader) or Checkpoint(reader=reader)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint. When this returns, it is stored and read back. Raises NotWritten, Overtaken."""
+        """Write the checkpoint. When this returns, it is stored and read back. Raises StoreUnavailable, Overtaken."""
         self._facts.write([(CHECKPOINT + reader_words(checkpoint.reader), checkpoint.as_json())])
 
     def all(self) -> list[Checkpoint]:

@@ -9,16 +9,18 @@ The table of states is in events.py, refusals and limits in plan.py; docs/replay
 
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue
 from pushrep.replay.client import ReplayClient
-from pushrep.replay.errors import (
-    CorruptCatalogue,
-    NodeUnreachable,
-    ReplayFailed,
+from pushrep.replay.node_connection import NodeAccess, NodeUnreachable
+from pushrep.replay.plan import (
+    FOLLOW,
+    TO_END,
+    AtTime,
+    Length,
+    RecordingInfo,
     ReplayRefused,
-    ReplayTruncated,
+    ReplayRequest,
+    ReplaySettings,
 )
-from pushrep.replay.node_connection import NodeAccess
-from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
-from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
+from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch, ReplayFailed, ReplayTruncated
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 __all__ = [
@@ -27,7 +29,6 @@ __all__ = [
     "AtTime",
     "Catalogue",
     "CatalogueEntry",
-    "CorruptCatalogue",
     "FoundLog",
     "Length",
     "NodeAccess",

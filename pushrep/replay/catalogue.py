@@ -21,7 +21,7 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
 from pushrep.env.checked_json import journal_line, scan_journal
-from pushrep.replay.errors import CorruptCatalogue, ReplayRefused
+from pushrep.replay.plan import ReplayRefused
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
@@ -68,7 +68,7 @@ class Catalogue:
 
     @classmethod
     def open(cls, directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Self:
-        """The catalogue of `directory`, made if there is none. Raises CorruptCatalogue, OSError."""
+        """The catalogue of `directory`, made if there is none. Raises ReplayRefused (KAFKA_STORAGE_ERROR), OSError."""
         path = Path(directory) / CATALOGUE_NAME
         facts = _load(path, filesystem)
         catalogue = cls(path, filesystem, facts if facts is not None else _Facts())
@@ -90,13 +90,6 @@ class Catalogue:
     def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
         """The recording of this log, unless it is deleted; None if there is none."""
         return self._facts.find(tp)
-
-    def add(
-        self, tp: TopicIdPartition, *, start_offset: int, created_ms: int, outbox_id: UUID = _NO_OUTBOX
-    ) -> CatalogueEntry:
-        """Add a recording with a new id, or return the one that the log has."""
-        known = self.find(tp)
-        return known if known is not None else self._add_all([(tp, start_offset, outbox_id)], created_ms)[0]
 
     def stopped(self, recording_id: int, stop_offset: int) -> None:
         """Its writer has closed it at `stop_offset`."""
@@ -187,7 +180,7 @@ class Catalogue:
 def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[CatalogueEntry]:
     """The recordings of a directory by ascending id, read beside its process; empty without a catalogue.
 
-    Raises CorruptCatalogue.
+    Raises ReplayRefused (KAFKA_STORAGE_ERROR).
     """
     facts = _load(Path(directory) / CATALOGUE_NAME, filesystem)
     return [] if facts is None else [facts.entries[one] for one in sorted(facts.entries)]
@@ -232,18 +225,24 @@ def _load(path: Path, filesystem: Filesystem) -> _Facts | None:
     facts, scan = _Facts(), scan_journal(data)
     for number, (fact, end) in enumerate(scan.lines, 1):
         if not isinstance(fact, dict) or (number == 1) != ("format" in fact):
-            raise CorruptCatalogue(path, number, "it is no fact of a catalogue")
+            raise _damaged(path, number, "it is no fact of a catalogue")
         try:
             facts.apply(fact)
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptCatalogue(path, number, f"it is no fact of a catalogue: {error}") from error
+            raise _damaged(path, number, f"it is no fact of a catalogue: {error}") from error
         facts.size_bytes = end
     if scan.is_damaged or not scan.lines:
-        raise CorruptCatalogue(path, len(scan.lines) + 1, "its CRC does not match")
+        raise _damaged(path, len(scan.lines) + 1, "its CRC does not match")
     # Torn: it has fewer ids than bytes.
     facts.torn_bytes = len(data) - scan.end
     facts.next_id += facts.torn_bytes
     return facts
+
+
+def _damaged(path: Path, line: int, why: str) -> ReplayRefused:
+    # A damaged one is never replaced by a new one, which would give an id to another recording.
+    why = f"{path}, line {line}: {why}; nothing was changed, restore the file from a copy"
+    return ReplayRefused(ErrorCode.KAFKA_STORAGE_ERROR, why)
 
 
 def _added(entry: CatalogueEntry) -> dict[str, Any]:

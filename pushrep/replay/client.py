@@ -20,16 +20,16 @@ from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
-from pushrep.replay.errors import NodeUnreachable, ReplayFailed, ReplayRefused
 from pushrep.replay.local import Counters, LocalReplays
-from pushrep.replay.node_connection import NodeAccess, parse_address
-from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRequest, ReplaySettings
+from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, parse_address
+from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRefused, ReplayRequest, ReplaySettings
 from pushrep.replay.remote import Deletion, RemoteReplays
-from pushrep.replay.replay import Replay, replayed_logs
+from pushrep.replay.replay import Replay, ReplayFailed
 from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
-    from pushrep.startpoints import LogConsumer, StartpointStore
+    from pushrep.replay.consumer import LogConsumer
+    from pushrep.startpoints import StartpointStore
 
 
 class ReplayClient(ClosedAtExit):
@@ -110,11 +110,12 @@ class ReplayClient(ClosedAtExit):
         one session, here or at the node. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for a node without
         `startpoints`, and what the store raises.
         """
-        from pushrep.startpoints import LogConsumer  # noqa: PLC0415 - a replay without startpoints loads none of it
+        from pushrep.replay.consumer import LogConsumer, replayed_logs  # noqa: PLC0415 - a replay alone loads none of it
 
         store = startpoints if startpoints is not None else self._own_startpoints()
-        logs = replayed_logs(self, topic, None if partitions is None else frozenset(partitions))
-        return LogConsumer.over(logs, topic, consumer, store=store, reset=reset)
+        wanted = None if partitions is None else frozenset(partitions)
+        logs = replayed_logs(self.recordings, self.replay, topic, wanted)
+        return LogConsumer(logs, topic, consumer, store=store, reset=reset, clock=self._clock)
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""

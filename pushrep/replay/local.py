@@ -23,32 +23,31 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.errors import BadArgument
-from pushrep.log import Lease, LeaseBroken, OffsetOutOfRange, SegmentLog
+from pushrep.log import Lease, LeaseBroken, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_name, parse_shown_name, readable_logs, real_log_path, shown_name
 from pushrep.log.errors import InvalidLogName
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
-from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
-    LOG_BOUNDS,
     LogSnapshot,
     RecordingInfo,
+    ReplayedBlock,
+    ReplayRefused,
     ReplayRequest,
     ReplaySettings,
+    Span,
     needs_liveness,
     tip_of,
 )
-from pushrep.replay.replay import ReplayedBlock
 from pushrep.replay.session import ReplaySession, ReplaySessions
 from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers, Tail, Window, size_of_batch
-from pushrep.replay.source import READ_ERRORS, LogSource, open_source, span_of
+from pushrep.replay.source import READ_ERRORS, LogSource
 from pushrep.replay.waiting import Listening
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
+from pushrep.wire.replay_messages import RecordingState
 
 _FACTS_MS = 100
 """How long the log's offsets are cached while there is something to read; at the tip they are read every time."""
@@ -61,30 +60,16 @@ Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
 """By name, a function that returns the counter's value, None once it is closed. Called in any thread."""
 
 
-class LocalReplayContext:
-    """What all sessions of a client share. lock: held while a session handles an event."""
-
-    def __init__(self, clock: Clock, counters: Counters) -> None:
-        self.clock, self.counters = clock, counters
-        self.lock = threading.RLock()
-        self.buffers = Buffers(BUFFER_BYTES)
-
-    def counter(self, bound: str) -> int | None:
-        """The value of the counter of that name; None if there is none."""
-        ask = self.counters.get(bound)
-        return ask() if ask is not None else None
-
-
 class LocalSession:
-    """One session of `many` over `source`. `step` is for one thread at a time; other methods for any."""
+    """One session of `replays` over `source`. `step` is for one thread at a time; other methods for any."""
 
-    def __init__(
-        self, many: ReplaySessions, session: ReplaySession, source: LogSource, around: LocalReplayContext
-    ) -> None:
+    step_waits = True  # it reads files
+
+    def __init__(self, replays: "LocalReplays", session: ReplaySession, source: LogSource) -> None:
         self.session, self.source = session, source
         self.end: e.SendEnd | None = None
-        self._many, self._around = many, around
-        self._facts, self._facts_ms = source.facts(with_liveness=False), around.clock.monotonic_ms()
+        self._replays, self._clock = replays, replays.clock
+        self._facts, self._facts_ms = source.facts(with_liveness=False), self._clock.monotonic_ms()
         self._lease: Lease | None = None
         self._broken: str | None = None
         self._walk: Iterator[Window] | None = None
@@ -93,7 +78,7 @@ class LocalSession:
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
         self._listening = Listening(source.path, source.filesystem)
-        self._windows = BatchWindows(source.path, source.filesystem, around.buffers)
+        self._windows = BatchWindows(source.path, source.filesystem, replays.buffers)
         self._tail = Tail(source.path, source.filesystem)
 
     @property
@@ -112,11 +97,6 @@ class LocalSession:
         return self.session.tip
 
     @property
-    def end_reason(self) -> ReplayEndReason | None:
-        """Why it is over."""
-        return self.session.end_reason
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing more comes; `end` then has the reason, None if it was refused or nobody attached."""
         return self.session.state in {ReplayState.INACTIVE, ReplayState.DONE}
@@ -129,8 +109,8 @@ class LocalSession:
 
     def handle(self, event: e.Event) -> list[e.Effect]:
         """Give the session an event and carry out the effects that read nothing; returns all effects."""
-        with self._around.lock:
-            effects = self._many.handle(self.session, event, self._around.clock.monotonic_ms())
+        with self._replays.lock:
+            effects = self._replays.sessions.handle(self.session, event, self._clock.monotonic_ms())
             for effect in effects:
                 if isinstance(effect, e.RenewLease):
                     self._renew(effect.offset)
@@ -138,7 +118,7 @@ class LocalSession:
                     self._lease.release()
                 elif isinstance(effect, e.SendEnd):
                     self.end = effect
-                    self._many.handle(self.session, e.EndSent(), self._around.clock.monotonic_ms())
+                    self._replays.sessions.handle(self.session, e.EndSent(), self._clock.monotonic_ms())
         return effects
 
     def rest(self) -> None:
@@ -172,11 +152,6 @@ class LocalSession:
         self.source.close()
         self._listening.close()
 
-    @property
-    def step_waits(self) -> bool:
-        """It reads files."""
-        return True
-
     def step(self) -> ReplayedBlock | None:
         """Take a turn: returns a block, or None if there is none now. Never waits."""
         if self._broken is not None:
@@ -185,7 +160,7 @@ class LocalSession:
                 self.handle(e.LeaseLost(self._broken))
             self._lease = self._broken = None
         effects: list[e.Effect] = []
-        if self._around.clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
+        if self._clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
             effects = self._turn()
         wanted = _read_wanted(effects)
         if wanted is None and not self.is_over:
@@ -194,12 +169,12 @@ class LocalSession:
         return self._block(wanted) if wanted is not None else None
 
     def _turn(self) -> list[e.Effect]:
-        counter = self._around.counter(self.session.plan.bound)
-        return self.handle(e.Turn(self._facts, counter))
+        counter = self._replays.counters.get(self.session.plan.bound)
+        return self.handle(e.Turn(self._facts, counter() if counter is not None else None))
 
     def _refresh_offsets(self) -> None:
         """Read the log's offsets again."""
-        now_ms = self._around.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
         try:
             self._facts = self.source.facts(with_liveness=asks)
@@ -238,11 +213,11 @@ class LocalSession:
             self._walk = None
             if not self._pending:  # else the batches before the error are delivered first; the next read meets it again
                 return self._failure(error)
-        return e.BlockRead(tuple([span_of(batch) for batch in self._pending]))
+        return e.BlockRead(tuple([Span.of(batch.header) for batch in self._pending]))
 
     def _fill(self, wanted: e.ReadBlock) -> e.Truncated | None:
         """Read until `wanted.max_bytes` of batches are pending, or all there are. An event if the log was cut."""
-        now_ms = self._around.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         if now_ms - self._walked_ms > _FACTS_MS:
             self._walk, self._pending = None, []
         self._walked_ms = now_ms
@@ -366,11 +341,12 @@ class LocalReplays:
         clock: Clock = SYSTEM_CLOCK,
         filesystem: Filesystem = REAL_FILESYSTEM,
     ) -> None:
-        self.directory = Path(directory)
+        self.clock, self.counters = clock, counters if counters is not None else {}
+        self.lock = threading.RLock()  # held while a session handles an event
+        self.buffers = Buffers(BUFFER_BYTES)
+        self._directory, self._filesystem = Path(directory), filesystem
         self._logs = {log.path.name: log for log in logs}
-        self._around = LocalReplayContext(clock, counters if counters is not None else {})
-        self._filesystem = filesystem
-        self._many = ReplaySessions(
+        self.sessions = ReplaySessions(
             settings if settings is not None else ReplaySettings(block_bytes=_BLOCK_BYTES),
             random.SystemRandom().getrandbits,
         )
@@ -379,10 +355,10 @@ class LocalReplays:
 
     def recordings(self) -> list[RecordingInfo]:
         """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALogDirectory."""
-        entries = read_catalogue(self.directory, self._filesystem)
+        entries = read_catalogue(self._directory, self._filesystem)
         known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
         found = []
-        for topic, partition in readable_logs(self.directory, self._filesystem):
+        for topic, partition in readable_logs(self._directory, self._filesystem):
             source = self._source(shown_name(topic, partition))
             if source is None:
                 continue
@@ -395,10 +371,8 @@ class LocalReplays:
                 source.close()
         return found
 
-    def tip_of(self, recording: int | str, bound: str = "stable") -> int:
-        """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for the bound."""
-        if bound not in LOG_BOUNDS:
-            raise BadArgument("bound", f"{bound!r} is none of {', '.join(LOG_BOUNDS)}")
+    def tip_of(self, recording: int | str, bound: str) -> int:
+        """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING)."""
         source = self._source(self._name(recording))
         if source is None:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
@@ -414,19 +388,18 @@ class LocalReplays:
         facts = None if source is None else source.facts(with_liveness=False)
         if source is not None and facts is not None and needs_liveness(request, facts):
             facts = source.facts(with_liveness=True)  # ten milliseconds if the kernel has to list its locks
-        clock = self._around.clock
         try:
-            with self._around.lock:
+            with self.lock:
                 self._sweep()
-                session = self._many.start(
+                session = self.sessions.start(
                     request,
                     facts,
                     source.first_at if source is not None else lambda _ms: None,
-                    clock.monotonic_ms(),
-                    counters=frozenset(self._around.counters),
+                    self.clock.monotonic_ms(),
+                    counters=frozenset(self.counters),
                 )
                 assert source is not None, "a request without a log was refused"
-                local = self._locals[session.id] = LocalSession(self._many, session, source, self._around)
+                local = self._locals[session.id] = LocalSession(self, session, source)
                 self._waiting.add(session.id)
             local.open()
         except BaseException:
@@ -441,7 +414,7 @@ class LocalReplays:
 
     def attach(self, session_id: int) -> LocalSession:
         """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY)."""
-        with self._around.lock:
+        with self.lock:
             self._sweep()
             local = self._locals.get(session_id) if session_id in self._waiting else None
             self._waiting.discard(session_id)
@@ -461,7 +434,7 @@ class LocalReplays:
     def stop_all(self, recording: int | str) -> int:
         """End all sessions of a recording; how many it ended."""
         name = self._name(recording)
-        path = None if name is None else real_log_path(self.directory / name)
+        path = None if name is None else real_log_path(self._directory / name)
         ended = [local for local in list(self._locals.values()) if local.source.path == path and not local.is_over]
         for local in ended:
             local.handle(e.Stop())
@@ -482,20 +455,21 @@ class LocalReplays:
                 return shown_name(*parse_shown_name(recording))
             except InvalidLogName:
                 return None
-        entries = read_catalogue(self.directory, self._filesystem)
+        entries = read_catalogue(self._directory, self._filesystem)
         known = next((entry for entry in entries if entry.recording_id == recording), None)
         if known is None or known.state is RecordingState.DELETED:
             return None
         return log_name(known.tp.topic, known.tp.partition)
 
     def _source(self, name: str | None) -> LogSource | None:
-        if name is None:
-            return None
-        return open_source(self.directory / name, self._logs.get(name), self._filesystem)
+        if name is not None:
+            with suppress(NotALog):
+                return LogSource(self._directory / name, self._logs.get(name), self._filesystem)
+        return None
 
     def _sweep(self) -> None:
         """Remove ended sessions, and those to which nobody attached in time."""
-        with self._around.lock:
+        with self.lock:
             for session_id, local in list(self._locals.items()):
                 if local.session.state is ReplayState.INIT:
                     local.handle(e.Turn(_NO_FACTS))

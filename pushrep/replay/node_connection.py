@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
-from pushrep.errors import BadArgument
-from pushrep.replay.errors import NodeUnreachable, ReplayRefused
-from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
+from pushrep.errors import BadArgument, PushrepError
+from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRefused, ReplayRequest
 from pushrep.replay.slices import KeptBuffers
 from pushrep.wire.connection import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import SPARE_BYTES, ProtocolError
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
-from pushrep.wire.values import Part, Struct
+from pushrep.wire.values import Part, Response, Struct
 
 S = TypeVar("S", bound=Struct)
+R = TypeVar("R", bound=Response)
 _PORT_MAX = 65_535
 _MEMORY = KeptBuffers(SPARE_BYTES)
 """Shared by all connections, because waiting ones need no buffers."""
@@ -55,6 +55,14 @@ class NodeAccess:
         for name in self.__slots__:
             if name.endswith(("_ms", "_bytes")) and getattr(self, name) < 1:
                 raise BadArgument(name, f"{getattr(self, name)} is below 1")
+
+
+class NodeUnreachable(PushrepError):
+    """The node at `address` can't be reached: `why`. A change that was requested may have been made."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"the node at {address} can't be reached: {why}")
+        self.address, self.why = address, why
 
 
 def parse_address(text: str) -> HostPort | None:
@@ -212,16 +220,17 @@ def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayReq
     )
 
 
+def accepted(response: R) -> R:
+    """Return the answer; raises ReplayRefused for its error code, with the range that it names."""
+    if response.error_code is ErrorCode.NONE:
+        return response
+    start = end = None
+    if isinstance(response, StartReplayResponse):
+        start = response.log_start_offset if response.log_start_offset >= 0 else None
+        end = response.end_offset if response.end_offset >= 0 else None
+    raise ReplayRefused(response.error_code, response.why, start=start, end=end)
+
+
 def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:
     """Request a session. Raises ReplayRefused, NodeUnreachable."""
     return accepted(connection.ask(asked, StartReplayResponse)[1])
-
-
-def accepted(response: StartReplayResponse) -> StartReplayResponse:
-    """Return the answer; raises ReplayRefused for an error code."""
-    if response.error_code is not ErrorCode.NONE:
-        start = response.log_start_offset if response.log_start_offset >= 0 else None
-        end = response.end_offset if response.end_offset >= 0 else None
-        why = response.why
-        raise ReplayRefused(response.error_code, why, start=start, end=end)
-    return response

@@ -33,18 +33,28 @@ A batch that crosses `end` is sent and cut on delivery. A batch that crosses the
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import shown_name
 from pushrep.log.published import Damaged
-from pushrep.replay.errors import ReplayRefused
+from pushrep.records import BatchHeader, RecordBatch
 from pushrep.settings import Between, check
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
 OFFSET_MAX = 2**63 - 2
+
+
+class ReplayRefused(PushrepError):
+    """No session was made, or a recording was not extended, truncated, purged or deleted: `code` says why, and nothing
+    was changed. A refused position comes with the valid range [`start`, `end`].
+    """
+
+    def __init__(self, code: ErrorCode, why: str, *, start: int | None = None, end: int | None = None) -> None:
+        super().__init__(f"{why or code.meaning} ({code.name})")
+        self.code, self.why, self.start, self.end = code, why, start, end
 
 
 class Length(Enum):
@@ -197,9 +207,23 @@ class Span(NamedTuple):
     size_bytes: int
     records: int
 
+    @classmethod
+    def of(cls, header: BatchHeader) -> Self:
+        """Those of a batch with this header."""
+        records = 0 if header.is_control else header.record_count
+        return cls(header.base_offset, header.next_offset, header.size_bytes, records)
+
     def count_in(self, start: int, end: int) -> int:
         """How many records of data have an offset in [start, end)."""
         return max(0, min(end, self.next_offset) - max(start, self.base_offset)) if self.records else 0
+
+
+class ReplayedBlock(NamedTuple):
+    """Whole batches, to be cut to [start, end)."""
+
+    batches: list[RecordBatch]
+    start: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -301,7 +325,7 @@ def plan_replay(
     if node.active_sessions >= node.max_sessions:
         why = f"{node.active_sessions} replays run, more are not allowed: stop one, or ask again later"
         raise ReplayRefused(ErrorCode.MAX_REPLAYS, why)
-    end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
+    end = _recorded_end(request, facts)
     position = _resolved(request, facts.start, end, first_at)
     # A resumed session may be above it: after a restart the watermark may be lower, and will rise.
     last = end if request.epoch_before is None else max(end, facts.written)
@@ -321,9 +345,12 @@ def plan_replay(
 
 def needs_liveness(request: ReplayRequest, facts: LogSnapshot) -> bool:
     """Whether the plan depends on a live writer: not for a position below the log's end."""
-    end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = facts.start if request.position is None else request.position
-    return isinstance(position, AtTime) or position >= end
+    return isinstance(position, AtTime) or position >= _recorded_end(request, facts)
+
+
+def _recorded_end(request: ReplayRequest, facts: LogSnapshot) -> int:
+    return max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
 
 
 def _check_request(request: ReplayRequest, node: Node) -> None:
@@ -352,15 +379,11 @@ def _check_there_is_something(request: ReplayRequest, facts: LogSnapshot, positi
         return
     if request.length is TO_END and facts.start == end:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"recording {request.recording} holds no records")
-    if not facts.is_live and not _follows(request):
+    if not facts.is_live and request.length is not FOLLOW:
         what = f"position {position} is the end of a stopped recording, where only FOLLOW may begin"
         raise _outside(what, facts.start, end)
     if request.length is TO_END:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"there is nothing to replay from offset {position} on yet")
-
-
-def _follows(request: ReplayRequest) -> bool:
-    return not isinstance(request.length, int) and request.length is not TO_END
 
 
 def _outside(what: str, start: int, end: int) -> ReplayRefused:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from filtering.retry import Backoff
 from pushrep.env import Clock
@@ -24,24 +24,20 @@ from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import RecordBatch
 from pushrep.records.header import split_batches
 from pushrep.replay import events as e
-from pushrep.replay.errors import NodeUnreachable, ReplayRefused
-from pushrep.replay.fetch_credit import FetchWindow
-from pushrep.replay.node_connection import NodeAccess, NodeConnection, accepted, request_to_wire, started
-from pushrep.replay.plan import TO_END, RecordingInfo, ReplayRequest, Span
-from pushrep.replay.replay import ReplayedBlock
+from pushrep.replay.node_connection import (
+    NodeAccess,
+    NodeConnection,
+    NodeUnreachable,
+    accepted,
+    request_to_wire,
+    started,
+)
+from pushrep.replay.plan import TO_END, RecordingInfo, ReplayedBlock, ReplayRefused, ReplayRequest, Span
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 from pushrep.wire.values import OFFSET_MAX, Struct
-
-
-def count_records(batch: RecordBatch, start: int, end: int) -> int:
-    """How many of the batch's records have an offset in [start, end)."""
-    header = batch.header
-    records = 0 if header.is_control else header.record_count
-    return Span(header.base_offset, header.next_offset, header.size_bytes, records).count_in(start, end)
-
 
 _LATER = frozenset(
     {ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_REPLAY}
@@ -96,14 +92,6 @@ _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
 """Ends after which the session reconnects without telling its reader: it was too slow, or the node stops."""
 
 
-class AttachedSession(NamedTuple):
-    """A connection with a session on it."""
-
-    connection: NodeConnection
-    session_id: int
-    correlation_id: int
-
-
 class RemoteSession:
     """One replay over the network, a Feed. request: None if another client has started the session."""
 
@@ -118,14 +106,18 @@ class RemoteSession:
         self.end: e.SendEnd | None = None
         self._address, self._recording_id, self._request = address, recording_id, request
         self._settings, self._clock = settings, clock
-        self._attached: AttachedSession | None = None
-        self._session_id = self._given = self._received = self._tip = 0
+        self.session_id = 0
+        """All 64 bits of it; after a reconnect another one."""
+        self.position = 0
+        """The offset after the last delivered block."""
+        self._attached: NodeConnection | None = None
+        self._correlation_id = self._received = self._tip = 0
         self._until: int | None = None
         self._left = request.length if request is not None and isinstance(request.length, int) else None
         self._epoch = request.epoch_before if request is not None else None
         self._blocks: deque[ReplayedBlock] = deque()
         self._pending_end: e.SendEnd | None = None
-        self._window = FetchWindow(settings.credit_bytes)
+        self._taken_bytes = 0  # by the program, and no credit given for them yet
         self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
         self._failures = 0
         self._bad_at = -1
@@ -138,35 +130,20 @@ class RemoteSession:
     # ---- what is known of it
 
     @property
-    def session_id(self) -> int:
-        """The session's id, all 64 bits; after a reconnect another one."""
-        return self._session_id
-
-    @property
-    def position(self) -> int:
-        """The offset after the last delivered block."""
-        return self._given
-
-    @property
     def tip(self) -> int:
         """The end of readable records by the node's last message."""
-        return max(self._tip, self._given)
+        return max(self._tip, self.position)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes."""
         return self.end is not None
 
-    @property
-    def end_reason(self) -> ReplayEndReason | None:
-        """Why it is over."""
-        return self.end.reason if self.end is not None else None
-
     # ---- beginning
 
     def start(self, connection: NodeConnection, response: wire.StartReplayResponse) -> None:
         """Subscribe to the session in `response`. Raises ReplayRefused, NodeUnreachable."""
-        self._given = self._received = response.start_offset
+        self.position = self._received = response.start_offset
         self._tip = max(0, response.end_offset)
         if self._request is not None and self._request.length is TO_END:
             self._until = response.end_offset
@@ -174,14 +151,13 @@ class RemoteSession:
 
     def attach(self, connection: NodeConnection, session_id: int) -> None:
         """The same for a session that is known by its id alone."""
-        request = wire.AttachRequest(session_id=session_id, credit_bytes=self._window.attach())
+        self._taken_bytes = 0
+        request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
         correlation_id, answer = connection.ask(request, wire.AttachResponse)
-        if answer.error_code is not ErrorCode.NONE:
-            raise ReplayRefused(answer.error_code, answer.why)
+        accepted(answer)
         connection.socket.settimeout(0)
         self._expected, self._is_inside = self._received, True
-        self._attached = AttachedSession(connection, session_id, correlation_id)
-        self._session_id = session_id
+        self._attached, self._correlation_id, self.session_id = connection, correlation_id, session_id
         self._heard_ms = self._clock.monotonic_ms()
 
     # ---- going on
@@ -200,7 +176,7 @@ class RemoteSession:
                 self._read_received()
             if self._blocks:
                 block = self._blocks.popleft()
-                self._given = block.end
+                self.position = block.end
                 self._give_credit(sum([len(batch.data) for batch in block.batches]))
                 return block
             if self._pending_end is not None:
@@ -223,7 +199,7 @@ class RemoteSession:
         if attached is None:
             return
         try:
-            for found in attached.connection.receive():
+            for found in attached.receive():
                 self._on_message(found.message)
                 if self._attached is not attached:
                     return
@@ -247,7 +223,7 @@ class RemoteSession:
     def _begins_at(self, offset: int) -> None:
         """The position of a session that is known by its id alone, from its first message."""
         if self._request is None and not self._received:
-            self._given = self._received = self._expected = offset
+            self.position = self._received = self._expected = offset
 
     def _on_block(self, data: wire.ReplayData) -> None:
         view = data.records[0]
@@ -269,7 +245,7 @@ class RemoteSession:
         end = data.end_offset if self._until is None else min(data.end_offset, self._until)
         self._expected, self._is_inside = data.end_offset, data.end_offset < batches[-1].header.next_offset
         if self._left is not None:
-            self._left -= sum(count_records(batch, data.start_offset, end) for batch in batches)
+            self._left -= sum(Span.of(batch.header).count_in(data.start_offset, end) for batch in batches)
         self._received, self._epoch = end, batches[-1].header.leader_epoch
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
 
@@ -310,13 +286,14 @@ class RemoteSession:
         )
 
     def _give_credit(self, size_bytes: int) -> None:
-        """The program has taken so much: give credit."""
-        credit_bytes = self._window.taken(size_bytes)
-        if self._attached is None or self._pending_end is not None or not credit_bytes:
+        """The program has taken so much: give credit, a quarter of what may be in flight or more."""
+        self._taken_bytes += size_bytes
+        is_due = self._taken_bytes >= self._settings.credit_bytes // 4
+        if self._attached is None or self._pending_end is not None or not is_due:
             return
-        credit = wire.Credit(session_id=self._session_id, bytes=credit_bytes)
+        credit, self._taken_bytes = wire.Credit(session_id=self.session_id, bytes=self._taken_bytes), 0
         try:
-            self._attached.connection.send_event(self._attached.correlation_id, credit)
+            self._attached.send_event(self._correlation_id, credit)
         except NodeUnreachable as error:
             self._lost(error.why)
 
@@ -417,7 +394,7 @@ class RemoteSession:
         self._waiting.wake()
 
     def _socket(self) -> Any:
-        return self._attached.connection.socket if self._attached is not None else None
+        return self._attached.socket if self._attached is not None else None
 
     def _wait_s(self, timeout_s: float) -> float:
         if self._attached is None:
@@ -450,18 +427,17 @@ class RemoteSession:
             return False
         self._blocks.clear()
         if self.end is None:
-            self.end = self._pending_end or e.SendEnd(ReplayEndReason.STOPPED, self._given)
+            self.end = self._pending_end or e.SendEnd(ReplayEndReason.STOPPED, self.position)
             if self._attached is not None:
-                connection = self._attached.connection
                 with suppress(NodeUnreachable, OSError):
-                    connection.socket.settimeout(_GOODBYE_S)
-                    connection.ask(wire.StopReplayRequest(session_id=self._session_id), wire.StopReplayResponse)
+                    self._attached.socket.settimeout(_GOODBYE_S)
+                    self._attached.ask(wire.StopReplayRequest(session_id=self.session_id), wire.StopReplayResponse)
             self._hang_up()
         return True
 
     def _hang_up(self) -> None:
         if self._attached is not None:
-            self._attached.connection.close()
+            self._attached.close()
             self._attached = None
 
 
@@ -580,17 +556,17 @@ class RemoteReplays:
     def extend(self, recording: int | str, leader_epoch: int) -> int:
         """Let a stopped recording go on; returns at which offset."""
         asked = wire.ExtendRequest(recording_id=self._id_of(recording), leader_epoch=leader_epoch)
-        return self._kept(asked, wire.ExtendResponse).end_offset
+        return accepted(self._ask(asked, wire.ExtendResponse)).end_offset
 
     def truncate(self, recording: int | str, offset: int) -> int:
         """Cut it at the batch that holds `offset`; returns the new end."""
         asked = wire.TruncateRequest(recording_id=self._id_of(recording), offset=offset)
-        return self._kept(asked, wire.TruncateResponse).end_offset
+        return accepted(self._ask(asked, wire.TruncateResponse)).end_offset
 
     def purge(self, recording: int | str, before_offset: int) -> int:
         """Remove whole segments below `before_offset`; returns the new start."""
         asked = wire.PurgeRequest(recording_id=self._id_of(recording), before_offset=before_offset)
-        return self._kept(asked, wire.PurgeResponse).log_start_offset
+        return accepted(self._ask(asked, wire.PurgeResponse)).log_start_offset
 
     def delete(self, recording: int | str, *, force: bool) -> Deletion:
         """Mark it as deleted; its files are removed in the background."""
@@ -599,7 +575,7 @@ class RemoteReplays:
         try:
             asked = wire.DeleteRequest(recording_id=recording_id, force=force)
             correlation_id, response = connection.ask(asked, wire.DeleteResponse)
-            _refuse_unless_kept(response.error_code, response.error_message)
+            accepted(response)
         except BaseException:
             connection.close()
             raise
@@ -643,49 +619,31 @@ class RemoteReplays:
         first = 0
         while True:
             asked = wire.DescribeRecordingsRequest(from_recording_id=first, topic=topic)
-            response = self._ask(asked, wire.DescribeRecordingsResponse)
-            if response.error_code is not ErrorCode.NONE:
-                raise ReplayRefused(response.error_code, response.error_message)
+            response = accepted(self._ask(asked, wire.DescribeRecordingsResponse))
             yield from response.recordings
             if not response.has_more:
                 return
             first = response.recordings[-1].recording_id + 1
 
-    def _kept(self, request: Struct, answer: type[S]) -> S:
-        response = self._ask(request, answer)
-        _refuse_unless_kept(response.error_code, response.error_message)  # type: ignore[attr-defined]  # all have both
-        return response
-
     def _ask(self, request: Struct, answer: type[S]) -> S:
         """Ask the node; if the idle connection was broken and the request may be repeated, reconnect once."""
         with self._lock:
             may_be_old = self._asking is not None and isinstance(request, _MAY_BE_REPEATED)
-            try:
-                return self._connection().ask(request, answer)[1]
-            except NodeUnreachable:
-                self._hang_up()
-                if not may_be_old:
-                    raise
-            try:
-                return self._connection().ask(request, answer)[1]
-            except NodeUnreachable:
-                self._hang_up()
-                raise
+            while True:
+                try:
+                    if self._asking is None:
+                        self._asking = NodeConnection(self._address, self._settings)
+                    return self._asking.ask(request, answer)[1]
+                except NodeUnreachable:
+                    self._hang_up()
+                    if not may_be_old:
+                        raise
+                    may_be_old = False
 
     def _hang_up(self) -> None:
         if self._asking is not None:
             self._asking.close()
             self._asking = None
-
-    def _connection(self) -> NodeConnection:
-        if self._asking is None:
-            self._asking = NodeConnection(self._address, self._settings)
-        return self._asking
-
-
-def _refuse_unless_kept(code: ErrorCode, why: str) -> None:
-    if code is not ErrorCode.NONE:
-        raise ReplayRefused(code, why)
 
 
 def _info(one: wire.Recording) -> RecordingInfo:

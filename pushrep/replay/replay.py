@@ -6,8 +6,7 @@
 All four continue where any of them stopped. One thread or task at a time iterates; any may call `stop`, `pause` and
 `resume`.
 
-Its blocks come from a Feed: a session of this process (local.py) or of a node (remote.py). A ReplayedLog is a partition
-for a LogConsumer of pushrep.startpoints: one following replay, begun again at a startpoint.
+Its blocks come from a Feed: a session of this process (local.py) or of a node (remote.py).
 """
 
 import asyncio
@@ -16,84 +15,43 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from filtering.closing import ClosedAtExit
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.records import Record, RecordBatch, RecordCursor
-from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayFailed, ReplayRefused, ReplayTruncated
-from pushrep.replay.plan import FOLLOW, AtTime, RecordingInfo, ReplayRequest
+from pushrep.replay.local import LocalSession
+from pushrep.replay.plan import ReplayedBlock
+from pushrep.replay.remote import RemoteSession
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
 
-class ReplayedBlock(NamedTuple):
-    """Whole batches, to be cut to [start, end)."""
+class ReplayFailed(PushrepError):
+    """The session ended with an error, which is raised once. `offset`: the first one that was not delivered.
 
-    batches: list[RecordBatch]
-    start: int
-    end: int
+    `segment`: base offset of the segment with the error; None without one.
+    """
+
+    def __init__(self, code: ErrorCode, why: str, *, offset: int, segment: int | None = None) -> None:
+        super().__init__(f"the replay ended at offset {offset}: {why} ({code.name})")
+        self.code, self.why, self.offset, self.segment = code, why, offset, segment
 
 
-class Feed(Protocol):
-    """One session and its subscriber. One thread at a time calls `step` and `wait`; any may call the others."""
+class ReplayTruncated(ReplayFailed):
+    """The log was cut below delivered records: those from `cut_offset` on are not in it any more.
 
-    end: e.SendEnd | None
-    """The session's end reason; None while it runs."""
+    Undo them, then start again at `cut_offset`; `leader_epoch` is that of the records there now, -1 if unknown.
+    """
 
-    @property
-    def session_id(self) -> int: ...
-    @property
-    def position(self) -> int:
-        """Behind the last block that was given."""
-        ...
+    def __init__(self, *, offset: int, cut_offset: int, leader_epoch: int) -> None:
+        why = f"the log was cut at offset {cut_offset}, take back what came from there on"
+        super().__init__(ErrorCode.TRUNCATED, why, offset=offset)
+        self.cut_offset, self.leader_epoch = cut_offset, leader_epoch
 
-    @property
-    def tip(self) -> int:
-        """How far could be read at the last look."""
-        ...
 
-    @property
-    def end_reason(self) -> ReplayEndReason | None: ...
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes."""
-        ...
-
-    @property
-    def step_waits(self) -> bool:
-        """Whether the next step may wait for a disk or a peer, so that an event loop runs it in a thread."""
-        ...
-
-    def step(self) -> ReplayedBlock | None:
-        """A block, or None if there is none now. Never waits for new records."""
-        ...
-
-    def rest(self) -> None:
-        """Called instead of `step` while the replay is paused."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until there may be something to do, `wake` is called, or the time is over."""
-        ...
-
-    async def wait_async(self, timeout_s: float) -> None:
-        """The same in an event loop."""
-        ...
-
-    def wake(self) -> None:
-        """End a wait."""
-        ...
-
-    def stop(self) -> None:
-        """End it; again is fine."""
-        ...
-
-    def close(self) -> None:
-        """Close the log or connection."""
-        ...
-
+Feed: TypeAlias = LocalSession | RemoteSession
+"""One session and its subscriber. One thread at a time calls `step` and `wait`; any may call the others."""
 
 _WAIT_S = 1.0  # at the tip; the feed is notified or polls
 
@@ -151,7 +109,8 @@ class Replay(ClosedAtExit):
     @property
     def end_reason(self) -> ReplayEndReason | None:
         """Why it is over; None while it runs, or while records are left to iterate."""
-        return None if self._batches else self._feed.end_reason
+        end = self._feed.end
+        return None if self._batches or end is None else end.reason
 
     def __iter__(self) -> Iterator[Record]:
         """Records one by one; ends with the replay, and waits at the tip if it follows."""
@@ -310,85 +269,8 @@ class ReplayBatches:
         self._replay = replay
 
     def __iter__(self) -> Iterator[ReplayedBatch]:
-        while (batch := self._replay.next_batch()) is not None:
-            yield batch
+        return iter(self._replay.next_batch, None)
 
     async def __aiter__(self) -> AsyncIterator[ReplayedBatch]:
         while (batch := await self._replay.next_batch_async()) is not None:
             yield batch
-
-
-class Replays(Protocol):
-    """What a ReplayedLog needs of a ReplayClient."""
-
-    def recordings(self) -> list[RecordingInfo]: ...
-
-    def replay(self, request: ReplayRequest) -> Replay: ...
-
-
-class ReplayedLog:
-    """One recording, read from any offset by a following replay."""
-
-    def __init__(self, client: Replays, info: RecordingInfo) -> None:
-        self._client, self._name = client, info.name
-        self.log_id = str(info.log_id or "")
-        self._replay: Replay | None = None
-        self._position = -1
-        self._ahead: deque[Record] = deque()
-        self._cut: ReplayTruncated | None = None
-
-    def bounds(self) -> tuple[int, int]:
-        """Readable offsets [start, end), now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
-        for info in self._client.recordings():
-            if info.name == self._name:
-                return info.start_offset, max(info.start_offset, info.stable_offset)
-        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
-
-    def first_at(self, ms: int, /) -> int | None:
-        """Offset of the first record at or after `ms` since 1970; None if there is none."""
-        _, end = self.bounds()
-        # A time later than all records has the end as its position, where only FOLLOW may begin.
-        with self._client.replay(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
-            return replay.position if replay.position < end else None
-
-    def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` present records from `position` on, and the next position. Never waits.
-
-        A replay that has ended is begun again. Raises ReplayTruncated as long as the position is above the cut,
-        ReplayFailed, ReplayRefused.
-        """
-        replay = self._replay
-        if replay is None or position != self._position or (replay.end_reason is not None and not self._ahead):
-            if self._cut is not None and position == self._position:
-                raise self._cut
-            self.close()
-            replay = self._replay = self._client.replay(ReplayRequest(self._name, position, length=FOLLOW))
-            self._position, self._cut = position, None
-        if len(self._ahead) < count:
-            try:
-                self._ahead.extend(replay.poll())
-            except ReplayTruncated as error:
-                self._cut = error
-                raise
-        records = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
-        if self._ahead:
-            self._position = records[-1].offset + 1 if records else position
-        else:
-            self._position = max(position, replay.position)
-        return records, self._position
-
-    def close(self) -> None:
-        if self._replay is not None:
-            replay, self._replay = self._replay, None
-            self._ahead.clear()
-            replay.close()
-
-
-def replayed_logs(client: Replays, topic: str, partitions: frozenset[int] | None) -> dict[int, ReplayedLog]:
-    """The topic's recordings, all or those of `partitions`. Raises ReplayRefused if one is not there."""
-    found = {info.partition: info for info in client.recordings() if info.topic == topic}
-    wanted = partitions if partitions is not None else frozenset(found)
-    missing = sorted(wanted - found.keys()) if wanted else [0]
-    if missing:
-        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
-    return {partition: ReplayedLog(client, found[partition]) for partition in sorted(wanted)}

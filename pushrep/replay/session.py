@@ -5,8 +5,16 @@
                                      │                   not pass), without credit, or ahead of its rate
                                      └──▶ SendEnd         limit reached, or stalled
 
-One block is in flight at a time, so a slow subscriber costs one block. The next one is due while there is credit
-(fetch_credit.py); a batch is never split (`clip` of plan.py).
+One block is in flight at a time, so a slow subscriber costs one block. The next one is due while there is credit: the
+bytes that the reader (remote.py) accepts, which both sides count.
+
+    reader                                                   session, at the node
+    Attach: credit_bytes 4 MiB              ──▶              FetchCredit.give(4 MiB)
+    blocks come                             ◀── ReplayData   of at most block_bytes, and no more than the credit
+    Credit: what its program took, a quarter of it each ──▶  FetchCredit.give(bytes)
+
+A batch is never split (`clip` of plan.py): a first batch larger than the credit is a block by itself and overdraws the
+credit. A replay with a rate limit gets small blocks and pauses between them.
 
 ReplaySessions holds all sessions of a node or client: their limit, ids, refusals and counters.
 
@@ -22,13 +30,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from pushrep.log import CorruptBatch
 from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.events import NEXT, EventKind, ReplayState, impossible
-from pushrep.replay.fetch_credit import FetchCredit
+from pushrep.replay.events import NEXT, ReplayState, impossible
 from pushrep.replay.plan import (
     LogSnapshot,
     Node,
     ReplayPlan,
+    ReplayRefused,
     ReplayRequest,
     ReplaySettings,
     Tip,
@@ -40,6 +47,43 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
 Effects = list[e.Effect]
+
+
+_BLOCKS_PER_S_LIMITED = 10
+
+
+class FetchCredit:
+    """What one session may send. max_bytes_per_s: the request's limit. Times are of one monotonic clock, in ms."""
+
+    def __init__(self, max_bytes_per_s: int | None, now_ms: int) -> None:
+        self.left_bytes = 0
+        """Bytes that the subscriber accepts; below 0 after a batch larger than the credit."""
+        self.send_from_ms = now_ms
+        """Nothing is sent before this time, to keep the rate limit."""
+        self._max_bytes_per_s = max_bytes_per_s
+
+    def give(self, credit_bytes: int) -> bool:
+        """The subscriber accepts so much more. Returns whether it accepted nothing before."""
+        was_empty = self.left_bytes <= 0
+        self.left_bytes += credit_bytes
+        return was_empty and self.left_bytes > 0
+
+    def block_bytes(self, block_bytes_max: int, now_ms: int) -> int:
+        """The largest size of a block now; 0: none may be sent."""
+        if self.left_bytes <= 0 or now_ms < self.send_from_ms:
+            return 0
+        size_bytes = min(block_bytes_max, self.left_bytes)
+        if self._max_bytes_per_s is None:
+            return size_bytes
+        # Small, so that the limit holds within a tenth of a second.
+        return min(size_bytes, max(1, self._max_bytes_per_s // _BLOCKS_PER_S_LIMITED))
+
+    def spend(self, size_bytes: int, now_ms: int) -> None:
+        """A block of so many bytes is sent."""
+        self.left_bytes -= size_bytes
+        if self._max_bytes_per_s is not None:
+            cost_ms = -(-size_bytes * 1000 // self._max_bytes_per_s)
+            self.send_from_ms = max(self.send_from_ms, now_ms) + cost_ms
 
 
 class ReplaySession:
@@ -117,14 +161,14 @@ class ReplaySession:
 
     def handle(self, event: e.Event, now_ms: int) -> Effects:
         """Handle an event; returns the effects for the driver, in order. AssertionError: it can't happen now."""
-        cell = NEXT[self.state][event.kind]
+        cell = NEXT[self.state][type(event)]
         if cell is None:
-            raise impossible(self.state, event.kind)
+            raise impossible(self.state, type(event))
         before, self._now_ms = self.state, max(now_ms, self._now_ms)
-        handler = self.HANDLERS[before].get(event.kind)
+        handler = self.HANDLERS[before].get(type(event))
         effects = handler(self, event) if handler is not None else []
         if self.state is not before and self.state not in cell:
-            raise impossible(before, event.kind)
+            raise impossible(before, type(event))
         return effects
 
     # ---- INIT
@@ -235,7 +279,7 @@ class ReplaySession:
     def _block_read(self, event: e.BlockRead) -> Effects:
         reading, self._reading = self._reading, None
         if reading is None:
-            raise impossible(self.state, event.kind)
+            raise impossible(self.state, type(event))
         part = clip(
             event.spans,
             position=self.position,
@@ -258,7 +302,7 @@ class ReplaySession:
 
     def _sent(self, event: e.BlockSent) -> Effects:
         if not self._is_sending:
-            raise impossible(self.state, event.kind)
+            raise impossible(self.state, type(event))
         self._is_sending = False
         self.last_progress_ms = self._heard_ms = self._now_ms
         return [e.RenewLease(self.position)]
@@ -317,34 +361,34 @@ class ReplaySession:
         self.state = ReplayState.DONE
         return [e.Forget()]
 
-    _ENDS: ClassVar[Mapping[EventKind, Any]] = {
-        EventKind.STOP: _stop,
-        EventKind.DELETED: _deleted,
-        EventKind.TRUNCATED: _truncated,
-        EventKind.LEASE_BROKEN: _lease_broken,
-        EventKind.SUBSCRIBER_GONE: _subscriber_gone,
+    _ENDS: ClassVar[Mapping[type[e.Event], Any]] = {
+        e.Stop: _stop,
+        e.Deleted: _deleted,
+        e.Truncated: _truncated,
+        e.LeaseLost: _lease_broken,
+        e.SubscriberGone: _subscriber_gone,
     }
-    HANDLERS: ClassVar[Mapping[ReplayState, Mapping[EventKind, Any]]] = {
+    HANDLERS: ClassVar[Mapping[ReplayState, Mapping[type[e.Event], Any]]] = {
         ReplayState.INIT: {
             **_ENDS,
-            EventKind.OPENED: _opened,
-            EventKind.OPEN_FAILED: _open_failed,
-            EventKind.ATTACHED: _attached,
-            EventKind.CREDITED: _credited,
-            EventKind.TURN: _turn_in_init,
+            e.SegmentOpened: _opened,
+            e.OpenFailed: _open_failed,
+            e.SubscriberAttached: _attached,
+            e.Credited: _credited,
+            e.Turn: _turn_in_init,
         },
         ReplayState.REPLAY: {
             **_ENDS,
-            EventKind.CREDITED: _credited,
-            EventKind.TURN: _turn,
-            EventKind.BLOCK_READ: _block_read,
-            EventKind.READ_FAILED: _read_failed,
-            EventKind.SENT: _sent,
+            e.Credited: _credited,
+            e.Turn: _turn,
+            e.BlockRead: _block_read,
+            e.ReadFailed: _read_failed,
+            e.BlockSent: _sent,
         },
         ReplayState.INACTIVE: {
-            EventKind.TURN: _turn_in_inactive,
-            EventKind.SUBSCRIBER_GONE: _subscriber_gone,
-            EventKind.END_SENT: _end_sent,
+            e.Turn: _turn_in_inactive,
+            e.SubscriberGone: _subscriber_gone,
+            e.EndSent: _end_sent,
         },
         ReplayState.DONE: {},
     }
@@ -354,6 +398,48 @@ class ReplaySession:
 assert all(
     ReplaySession.HANDLERS[state].keys() >= {kind for kind, cell in row.items() if cell} for state, row in NEXT.items()
 )
+
+
+class SessionCounters(NamedTuple):
+    """The counters of one session. lag: offsets between what was sent and the tip. idle_ms: since the last message.
+
+    credit: bytes that its subscriber accepts. stalled_ms: as `ReplaySession.stalled_ms`.
+    """
+
+    session_id: int
+    recording: int | str
+    state: ReplayState
+    position: int
+    bytes_sent: int
+    records_sent: int
+    lag: int
+    idle_ms: int
+    credit: int
+    stalled_ms: int
+
+
+class ReplayCounters(NamedTuple):
+    """The counters of a node since its start. bytes_sent, records_sent: ended sessions included.
+
+    refused: by code; ended: sessions by end reason.
+    """
+
+    sessions: tuple[SessionCounters, ...]
+    sessions_max: int
+    bytes_sent: int
+    records_sent: int
+    refused: Mapping[ErrorCode, int]
+    ended: Mapping[ReplayEndReason, int]
+
+    @property
+    def lag_max(self) -> int:
+        """The lag of the session that is furthest behind."""
+        return max((session.lag for session in self.sessions), default=0)
+
+    @property
+    def stalled_ms(self) -> int:
+        """The longest time that a session has had records to send and sent nothing."""
+        return max((session.stalled_ms for session in self.sessions), default=0)
 
 
 _SERIAL_END = 1 << 31
@@ -369,6 +455,8 @@ class ReplaySessions:
     def __init__(self, settings: ReplaySettings, random_bits: Callable[[int], int]) -> None:
         self.settings = settings
         self.refused: Counter[ErrorCode] = Counter()
+        self._ended: Counter[ReplayEndReason] = Counter()
+        self._ended_bytes = self._ended_records = 0
         self._random_bits = random_bits
         self._sessions: dict[int, ReplaySession] = {}
         self._serial = 0
@@ -413,7 +501,7 @@ class ReplaySessions:
         effects = session.handle(event, now_ms)
         for effect in effects:
             if isinstance(effect, e.Forget):
-                self._sessions.pop(session.id, None)
+                self._forget(session)
             elif isinstance(effect, e.Refuse):
                 self.refused[effect.code] += 1
         return effects
@@ -428,91 +516,35 @@ class ReplaySessions:
         chosen = [session for session in self if session.plan.recording == recording]
         return [(session, self.handle(session, event, now_ms)) for session in chosen]
 
-
-class SessionCounters(NamedTuple):
-    """The counters of one session. lag: offsets between what was sent and the tip. idle_ms: since the last message.
-
-    credit: bytes that its subscriber accepts. stalled_ms: as `ReplaySession.stalled_ms`.
-    """
-
-    session_id: int
-    recording: int | str
-    state: ReplayState
-    position: int
-    bytes_sent: int
-    records_sent: int
-    lag: int
-    idle_ms: int
-    credit: int
-    stalled_ms: int
-
-
-class ReplayCounters(NamedTuple):
-    """The counters of a node since its start. bytes_sent, records_sent: ended sessions included.
-
-    refused: by code; ended: sessions by end reason.
-    """
-
-    sessions: tuple[SessionCounters, ...]
-    sessions_max: int
-    bytes_sent: int
-    records_sent: int
-    refused: Mapping[ErrorCode, int]
-    ended: Mapping[ReplayEndReason, int]
-
-    @property
-    def sessions_active(self) -> int:
-        """How many there are."""
-        return len(self.sessions)
-
-    @property
-    def lag_max(self) -> int:
-        """The lag of the session that is furthest behind."""
-        return max((session.lag for session in self.sessions), default=0)
-
-    @property
-    def stalled_ms(self) -> int:
-        """The longest time that a session has had records to send and sent nothing."""
-        return max((session.stalled_ms for session in self.sessions), default=0)
-
-
-class Totals:
-    """Sums over ended sessions."""
-
-    def __init__(self) -> None:
-        self._bytes = self._records = 0
-        self._ended: Counter[ReplayEndReason] = Counter()
-
-    def ended(self, session: ReplaySession) -> None:
-        """It is over."""
-        self._bytes += session.bytes_sent
-        self._records += session.records_sent
+    def _forget(self, session: ReplaySession) -> None:
+        self._sessions.pop(session.id, None)
+        self._ended_bytes += session.bytes_sent
+        self._ended_records += session.records_sent
         if session.end_reason is not None:
             self._ended[session.end_reason] += 1
 
-    def snapshot(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
+    def counters(self, now_ms: int) -> ReplayCounters:
         """All counters at this moment. For any thread: a session that ends meanwhile may be counted twice."""
-        sessions = tuple(_counted(session, now_ms) for session in many)
+        sessions = tuple(
+            SessionCounters(
+                one.id,
+                one.plan.recording,
+                one.state,
+                one.position,
+                one.bytes_sent,
+                one.records_sent,
+                one.lag,
+                max(0, now_ms - one.last_progress_ms),
+                one.credit,
+                one.stalled_ms(now_ms),
+            )
+            for one in self
+        )
         return ReplayCounters(
             sessions=sessions,
-            sessions_max=many.settings.max_sessions,
-            bytes_sent=self._bytes + sum(one.bytes_sent for one in sessions),
-            records_sent=self._records + sum(one.records_sent for one in sessions),
-            refused=dict(many.refused),
+            sessions_max=self.settings.max_sessions,
+            bytes_sent=self._ended_bytes + sum(one.bytes_sent for one in sessions),
+            records_sent=self._ended_records + sum(one.records_sent for one in sessions),
+            refused=dict(self.refused),
             ended=dict(self._ended),
         )
-
-
-def _counted(session: ReplaySession, now_ms: int) -> SessionCounters:
-    return SessionCounters(
-        session.id,
-        session.plan.recording,
-        session.state,
-        session.position,
-        session.bytes_sent,
-        session.records_sent,
-        session.lag,
-        max(0, now_ms - session.last_progress_ms),
-        session.credit,
-        session.stalled_ms(now_ms),
-    )

@@ -20,7 +20,7 @@ from pushrep.log.retention import OnLeaseBroken
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
-from pushrep.replay.plan import LogSnapshot, Span
+from pushrep.replay.plan import LogSnapshot
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
@@ -36,11 +36,6 @@ class LogSource:
         self.filesystem = filesystem
         self._log: Log = log if log is not None else self._reader(path)
         self.path = self._log.path
-
-    @property
-    def name(self) -> str:
-        """`<topic>-<partition>`."""
-        return self.path.name
 
     @property
     def log_id(self) -> UUID | None:
@@ -167,18 +162,3 @@ class LogSource:
         if isinstance(self._log, LogReader):
             return lock_holder(self.path.parent, self.filesystem) is not None
         return True
-
-
-def open_source(path: Path, log: SegmentLog | None, filesystem: Filesystem) -> LogSource | None:
-    """The log at `path`; None if there is none."""
-    try:
-        return LogSource(path, log, filesystem)
-    except NotALog:
-        return None
-
-
-def span_of(batch: RecordBatch) -> Span:
-    """The offsets of a batch, for `clip`."""
-    header = batch.header
-    records = 0 if header.is_control else header.record_count
-    return Span(header.base_offset, header.next_offset, header.size_bytes, records)

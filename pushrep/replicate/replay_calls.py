@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
-from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayPlan, ReplayRequest, tip_of
+from pushrep.replay.plan import (
+    FOLLOW,
+    TO_END,
+    AtTime,
+    Length,
+    LogSnapshot,
+    Position,
+    ReplayPlan,
+    ReplayRefused,
+    ReplayRequest,
+    tip_of,
+)
 from pushrep.replay.session import Effects, ReplaySession
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.access import audit

@@ -32,8 +32,8 @@ from pushrep.log import (
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
-from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import Deleted, Event, Truncated
+from pushrep.replay.plan import ReplayRefused
 from pushrep.replay.source import LogSource
 from pushrep.replicate.access import Access, audit
 from pushrep.replicate.errors import Refusal
@@ -106,7 +106,7 @@ class Recordings:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Opened when it is first asked for. Raises CorruptCatalogue, OSError."""
+        """Opened when it is first asked for. Raises ReplayRefused, OSError."""
         if self._opened is None:
             self._opened = Catalogue.open(self.store.data, self.store.filesystem)
             for entry in self._opened:
@@ -124,7 +124,7 @@ class Recordings:
         catalogue.reconcile(found, self.store.clock.wall_ms())
 
     def find(self, recording_id: int) -> KeptRecording | None:
-        """The recording, if it is not deleted. Raises CorruptCatalogue, OSError."""
+        """The recording, if it is not deleted. Raises ReplayRefused, OSError."""
         for entry in self.catalogue:
             if entry.recording_id == recording_id and entry.state is not wire.RecordingState.DELETED:
                 return KeptRecording(entry, self.store.outbox(entry.outbox_id))
@@ -305,7 +305,7 @@ class Recordings:
         return recording, log
 
     def described(self, asked: wire.DescribeRecordingsRequest, sender: str) -> wire.DescribeRecordingsResponse:
-        """The answer. Raises CorruptCatalogue, OSError."""
+        """The answer. Raises ReplayRefused, OSError."""
         self.reconcile()
         chosen: list[wire.Recording] = []
         for entry in self.catalogue:

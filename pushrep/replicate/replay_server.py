@@ -37,7 +37,7 @@ from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
 from pushrep.replay.plan import LogSnapshot, ReplaySettings
-from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
+from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions
 from pushrep.replay.slices import BatchNotFound, FoundBatch, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
@@ -201,7 +201,7 @@ class ServedSession:
             self._slices.forget()
         effects = self._server.handle(self.session, event)
         self.carry_out(effects)
-        if event.kind in _WAKING and self.session.state is ReplayState.REPLAY:
+        if isinstance(event, _WAKING) and self.session.state is ReplayState.REPLAY:
             self._server.ready(self)
         return effects
 
@@ -392,16 +392,7 @@ class ServedSession:
         )
 
 
-_WAKING = frozenset(
-    {
-        e.SegmentOpened.kind,
-        e.SubscriberAttached.kind,
-        e.Credited.kind,
-        e.BlockSent.kind,
-        e.BlockRead.kind,
-        e.Truncated.kind,
-    }
-)
+_WAKING = (e.SegmentOpened, e.SubscriberAttached, e.Credited, e.BlockSent, e.BlockRead, e.Truncated)
 
 
 def _logged(job: Callable[[], None]) -> None:
@@ -430,7 +421,6 @@ class ReplayServer:
         self.served: dict[int, ServedSession] = {}
         self._readers: dict[TopicIdPartition, dict[int, ServedSession]] = {}
         self._changed: set[TopicIdPartition] = set()
-        self._totals = Totals()
         self._network, self._clock = network, clock
         self.dispatch: Callable[[ReplayConnection, Call | ClientEvent], None] = lambda _connection, _call: None
         """Carries out a peer's request or event: see ReplayCalls."""
@@ -519,7 +509,7 @@ class ReplayServer:
 
     def counters(self) -> ReplayCounters:
         """The counters of all sessions."""
-        return self._totals.snapshot(self.sessions, self.now_ms())
+        return self.sessions.counters(self.now_ms())
 
     def stop(self) -> None:
         """End every session, notify the subscribers, close the connections. Before the logs are closed."""
@@ -579,7 +569,6 @@ class ReplayServer:
         readers.pop(served.session.id, None)
         if not readers:
             self._readers.pop(served.tp, None)
-        self._totals.ended(served.session)
         connection = served.connection
         if connection is not None and connection.is_open and not connection.is_idle:
             self.flush(connection)

@@ -2,23 +2,12 @@
 
 StartpointStore.open(directory)      write, cancel, history for operators; claim, start, commit, consume for readers
 store_at(place, settings)            the same by its place: a directory, or kafka:TOPIC
-LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts where the store says
-GroupStartpoints(store)              the same for consumers that keep their positions in Kafka (filtering.consumers)
+GroupStartpoints(store)              for consumers that keep their positions in Kafka (filtering.consumers)
 Startpoint.timestamp(ms)             its kinds: see `model`
+
+A plain loop that starts where the store says is `ReplayClient.subscribe` of pushrep.replay.
 """
 
-from pushrep.startpoints.consumer import STORE_NAME, LocalLog, LogConsumer, PartitionLog, PartitionRecords, facts_of
-from pushrep.startpoints.errors import (
-    CheckpointUnusable,
-    CorruptStore,
-    NotWritten,
-    PartitionLost,
-    StartpointFailed,
-    StartpointRefused,
-    StoreBusy,
-    StoreClosed,
-    StoreUnavailable,
-)
 from pushrep.startpoints.event_log import EventLog, ReaderState
 from pushrep.startpoints.group import GroupStartpoints
 from pushrep.startpoints.model import (
@@ -27,19 +16,24 @@ from pushrep.startpoints.model import (
     Checkpoint,
     Claim,
     Consumed,
+    CorruptStore,
     Expired,
     Fact,
     Failed,
     Kind,
     OutOfRange,
+    PartitionLost,
     Reader,
     Startpoint,
+    StartpointFailed,
+    StartpointRefused,
     State,
+    StoreUnavailable,
     Target,
     Written,
 )
 from pushrep.startpoints.resolve import BootstrapGate, LogFacts, Origin, Resolved, Start, Unresolved, resolve
-from pushrep.startpoints.store import TTL_S, StartpointStore, StorePlace, store_at
+from pushrep.startpoints.store import STORE_NAME, TTL_S, StartpointStore, StorePlace, store_at
 
 __all__ = [
     "STORE_NAME",
@@ -48,7 +42,6 @@ __all__ = [
     "BootstrapGate",
     "Cancelled",
     "Checkpoint",
-    "CheckpointUnusable",
     "Claim",
     "Consumed",
     "CorruptStore",
@@ -58,15 +51,10 @@ __all__ = [
     "Failed",
     "GroupStartpoints",
     "Kind",
-    "LocalLog",
-    "LogConsumer",
     "LogFacts",
-    "NotWritten",
     "Origin",
     "OutOfRange",
-    "PartitionLog",
     "PartitionLost",
-    "PartitionRecords",
     "Reader",
     "ReaderState",
     "Resolved",
@@ -76,14 +64,11 @@ __all__ = [
     "StartpointRefused",
     "StartpointStore",
     "State",
-    "StoreBusy",
-    "StoreClosed",
     "StorePlace",
     "StoreUnavailable",
     "Target",
     "Unresolved",
     "Written",
-    "facts_of",
     "resolve",
     "store_at",
 ]

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.model import (
     NEXT,
     OVER,
     Applied,
     Cancelled,
     Consumed,
+    CorruptStore,
     Expired,
     Fact,
     Failed,
@@ -162,7 +162,7 @@ class EventLog:
             if newer <= sequence:
                 return None
             entry = self._entries[newer]
-            if entry.written.target.includes(target) and self.state(newer) not in (State.CANCELLED, State.EXPIRED):
+            if entry.written.target.covers(target) and self.state(newer) not in (State.CANCELLED, State.EXPIRED):
                 return newer
         return None
 
@@ -226,7 +226,7 @@ class Adding(Protocol):
         ...
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Store all of them before returning. Raises NotWritten, Overtaken."""
+        """Store all of them before returning. Raises StoreUnavailable, Overtaken."""
         ...
 
 
@@ -250,11 +250,11 @@ class FactLog(Protocol):
         ...
 
     def locked(self) -> AbstractContextManager[None]:
-        """Exclusive access to the checkpoints. Raises StoreBusy, StoreUnavailable."""
+        """Exclusive access to the checkpoints. Raises StoreUnavailable."""
         ...
 
     def transaction(self) -> AbstractContextManager[Adding]:
-        """Exclusive access to facts and checkpoints. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        """Exclusive access to facts and checkpoints. Raises StoreUnavailable, CorruptStore."""
         ...
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class Change:
         return self._transaction.next_sequence(self.event_log.next_sequence)
 
     def append(self, *facts: Fact) -> None:
-        """Stored, all of them, when this returns. Raises NotWritten."""
+        """Stored, all of them, when this returns. Raises StoreUnavailable."""
         if facts:
             self._transaction.append(facts)
             self.event_log = self._follower.current()

@@ -20,10 +20,9 @@ from contextlib import suppress
 from filtering.consumers.startpoints import Answer, PartitionFacts, RefusedStartpoint, StartTarget
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument
-from pushrep.startpoints.errors import PartitionLost, StartpointFailed
-from pushrep.startpoints.model import Claim, Kind, Reader, State
+from pushrep.startpoints.model import Claim, Kind, PartitionLost, Reader, StartpointFailed, State, StoreUnavailable
 from pushrep.startpoints.resolve import LogFacts
-from pushrep.startpoints.store import NotNow, StartpointStore, StorePoll
+from pushrep.startpoints.store import StartpointStore, StorePoll
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -53,10 +52,14 @@ class GroupStartpoints:
 
     def version(self) -> int:
         """A number that changes with every change of the store; the last one while the store can't be reached."""
-        with suppress(NotNow):
+        try:
             size_bytes = self._poll.poll_size() if self._version else self._store.size_bytes()
-            if self._is_open or size_bytes != self._size_bytes:
-                self._version, self._size_bytes, self._is_open = self._version + 1, size_bytes, False
+        except StoreUnavailable:
+            if not self._version:
+                raise
+            return self._version
+        if self._is_open or size_bytes != self._size_bytes:
+            self._version, self._size_bytes, self._is_open = self._version + 1, size_bytes, False
         return self._version
 
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
@@ -76,7 +79,7 @@ class GroupStartpoints:
             return None
         try:
             return self._poll.ask(lambda: self._followed(reader, facts, running_sequence))
-        except NotNow:
+        except StoreUnavailable:
             self._is_open = True
         except PartitionLost as lost:
             _LOG.info("%s; its holder applies what is new", lost)
@@ -91,7 +94,7 @@ class GroupStartpoints:
         reader = Reader(consumer, topic, partition)
         self._unacknowledged.add((reader, sequence))
         try:
-            with suppress(NotNow):
+            with suppress(StoreUnavailable):
                 self._poll.ask(lambda: self._acknowledge(reader))
         except PartitionLost as lost:
             _LOG.info("%s; that startpoint %d is used up is said later", lost, sequence)

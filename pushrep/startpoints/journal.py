@@ -31,13 +31,21 @@ from typing import Any, NamedTuple
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, read_whole, write_atomic
 from pushrep.env.checked_json import BadJsonFile, crc_of_fields, journal_line, parse_checked_json, scan_journal
-from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.event_log import TimeBudget, View
-from pushrep.startpoints.model import Checkpoint, Fact, Reader, from_json, to_json
+from pushrep.startpoints.model import (
+    Checkpoint,
+    CorruptStore,
+    Fact,
+    Reader,
+    StoreUnavailable,
+    busy,
+    from_json,
+    not_written,
+    to_json,
+)
 
 JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
 FORMAT, VERSION = "pushrep.startpoints", 1
-LOCK_WAIT_S = 60.0  # the holder syncs several files, for which a slow disk needs seconds each
 JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
 _BACKOFF = Backoff(first_s=0.01, longest_s=0.01)  # a transaction is a few syncs long
 
@@ -45,16 +53,11 @@ _BACKOFF = Backoff(first_s=0.01, longest_s=0.01)  # a transaction is a few syncs
 class Journal:
     """The journal of one directory. Thread-safe; holds no descriptor between calls, so a fork may go on using it."""
 
-    def __init__(
-        self,
-        directory: Path,
-        filesystem: Filesystem,
-        *,
-        lock_wait_s: float = LOCK_WAIT_S,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    lock_wait_s = 60.0  # the holder syncs several files, for which a slow disk needs seconds each
+
+    def __init__(self, directory: Path, filesystem: Filesystem, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.directory, self.path = directory, directory / JOURNAL_NAME
-        self._filesystem, self.lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
+        self._filesystem, self._sleep = filesystem, sleep
         self.budget = TimeBudget()
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
         self._known, self._last_line = View([], 0, 0), b""
@@ -63,13 +66,11 @@ class Journal:
     def place(self) -> Path:
         return self.directory
 
-    def load(self) -> list[Fact]:
-        """All facts, without the lock: for display, not for decisions. An unfinished transaction is left out."""
-        view = self.view()
-        return view.facts[: view.length]
-
     def view(self) -> View:
-        """As `load`, without a copy. Reads and parses only what was appended since the last call."""
+        """All facts, without the lock: for display, not for decisions. An unfinished transaction is left out.
+
+        It reads and parses only what was appended since the last call.
+        """
         with self._view_lock:
             try:
                 with closing(self._filesystem.open(self.path, writable=False)) as file:
@@ -92,13 +93,13 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone with the store's other files until the block ends. Raises StoreBusy, StoreUnavailable."""
+        """Alone with the store's other files until the block ends. Raises StoreUnavailable."""
         with self._mutex, closing(self._locked()):
             yield
 
     @contextmanager
     def transaction(self) -> Iterator["Transaction"]:
-        """Alone with the journal until the block ends. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        """Alone with the journal until the block ends. Raises StoreUnavailable, CorruptStore."""
         with self.locked():
             try:
                 end = self._settle()
@@ -126,7 +127,7 @@ class Journal:
             )
             return policy.call(lambda: self._filesystem.lock(self.directory / LOCK_NAME), sleep=self._sleep)
         except LockHeld as error:
-            raise StoreBusy(self.directory, error.pid, wait_s) from error
+            raise busy(self.directory, error.pid, wait_s) from error
         except OSError as error:
             raise self._lost(error) from error
 
@@ -174,7 +175,7 @@ class Transaction:
         return at_least
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """On disk, all of them, when this returns. Raises NotWritten."""
+        """On disk, all of them, when this returns. Raises StoreUnavailable."""
         line = journal_line([to_json(fact) for fact in facts])
         try:
             self._file.write_at(line, self._end)
@@ -183,15 +184,15 @@ class Transaction:
             raise self._taken_back(error) from error
         self._end += len(line)
 
-    def _taken_back(self, error: OSError) -> NotWritten:
+    def _taken_back(self, error: OSError) -> StoreUnavailable:
         # After a failed sync the page cache may hold bytes that are not on disk. Cut them off, so that nobody reads
         # them.
         try:
             self._file.truncate(self._end)
             self._file.sync()
         except OSError:
-            return NotWritten(self._path, error.strerror or str(error), is_known=False)
-        return NotWritten(self._path, error.strerror or str(error), is_known=True)
+            return not_written(self._path, error.strerror or str(error), is_known=False)
+        return not_written(self._path, error.strerror or str(error), is_known=True)
 
 
 class _Parsed(NamedTuple):
@@ -259,13 +260,13 @@ class CheckpointFiles:
         return checkpoint
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the reader's file, durably. Raises NotWritten."""
+        """Replace the reader's file, durably. Raises StoreUnavailable."""
         path = self._path(checkpoint.reader)
         try:
             self._filesystem.make_directory(self._directory)
             write_atomic(self._filesystem, path, [encode(checkpoint)])
         except OSError as error:
-            raise NotWritten(path, error.strerror or str(error), is_known=False) from error
+            raise not_written(path, error.strerror or str(error), is_known=False) from error
 
     def all(self) -> list[Checkpoint]:
         """Every reader's, sorted; one that is replaced meanwhile is the old or the new one."""

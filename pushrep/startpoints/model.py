@@ -36,12 +36,14 @@ for people and for `ttl_s` only, order is the sequence's.
 
 import getpass
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import is_topic, shown_name
 from pushrep.settings import whole_number
 from pushrep.topic_id_partition import PARTITION_MAX
@@ -133,32 +135,38 @@ class Startpoint:
         reset_marks: bool = False,
         replace_until: int | None = None,
         append_only: bool = False,
-    ) -> "Startpoint":
+    ) -> Self:
         """At this offset; the log's end is in range, too."""
-        kind = Kind.SPECIFIC_OFFSET
-        return cls._make(kind, offset, out_of_range, reset_marks, replace_until, append_only=append_only)
+        return cls(
+            kind=Kind.SPECIFIC_OFFSET,
+            value=offset,
+            out_of_range=_policy(out_of_range),
+            reset_marks=reset_marks,
+            replace_until=replace_until,
+            append_only=append_only,
+        )
 
     @classmethod
     def timestamp(
         cls, ms: int, *, out_of_range: OutOfRange | str = OutOfRange.ERROR, reset_marks: bool = False
-    ) -> "Startpoint":
+    ) -> Self:
         """At the first record whose time is `ms` since 1970 or later."""
-        return cls._make(Kind.TIMESTAMP, ms, out_of_range, reset_marks)
+        return cls(kind=Kind.TIMESTAMP, value=ms, out_of_range=_policy(out_of_range), reset_marks=reset_marks)
 
     @classmethod
-    def earliest(cls, *, reset_marks: bool = False) -> "Startpoint":
+    def earliest(cls, *, reset_marks: bool = False) -> Self:
         """At the log start."""
-        return cls._make(Kind.EARLIEST, None, OutOfRange.ERROR, reset_marks)
+        return cls(kind=Kind.EARLIEST, reset_marks=reset_marks)
 
     @classmethod
-    def latest(cls, *, reset_marks: bool = False) -> "Startpoint":
+    def latest(cls, *, reset_marks: bool = False) -> Self:
         """At the end: only what comes later."""
-        return cls._make(Kind.LATEST, None, OutOfRange.ERROR, reset_marks)
+        return cls(kind=Kind.LATEST, reset_marks=reset_marks)
 
     @classmethod
-    def bootstrap(cls, *, reset_marks: bool = False) -> "Startpoint":
+    def bootstrap(cls, *, reset_marks: bool = False) -> Self:
         """At the log start, and before the partitions without one go on, up to the end seen when applied."""
-        return cls._make(Kind.BOOTSTRAP, None, OutOfRange.ERROR, reset_marks)
+        return cls(kind=Kind.BOOTSTRAP, reset_marks=reset_marks)
 
     @classmethod
     def relative(
@@ -168,58 +176,35 @@ class Startpoint:
         ms: int | None = None,
         out_of_range: OutOfRange | str = OutOfRange.ERROR,
         reset_marks: bool = False,
-    ) -> "Startpoint":
+    ) -> Self:
         """So many `records` from where the consumer stands, or so many `ms` (below 0) before now. One of the two."""
         if (records is None) == (ms is None):
             raise BadArgument("relative", "give records or ms, one of the two")
-        kind = Kind.RELATIVE_RECORDS if records is not None else Kind.RELATIVE_MS
-        return cls._make(kind, records if records is not None else ms, out_of_range, reset_marks)
-
-    @classmethod
-    def _make(  # noqa: PLR0913 - what a startpoint is made of
-        cls,
-        kind: Kind,
-        value: int | None,
-        out_of_range: OutOfRange | str,
-        reset_marks: bool,  # noqa: FBT001 - private
-        replace_until: int | None = None,
-        *,
-        append_only: bool = False,
-    ) -> "Startpoint":
-        try:
-            policy = OutOfRange(out_of_range)
-        except ValueError:
-            raise BadArgument("out_of_range", f"give error, earliest or latest, not {out_of_range!r}") from None
-        return cls(
-            kind=kind,
-            value=value,
-            out_of_range=policy,
-            reset_marks=bool(reset_marks),
-            replace_until=replace_until,
-            append_only=append_only,
-        )
+        kind, value = (Kind.RELATIVE_MS, ms) if records is None else (Kind.RELATIVE_RECORDS, records)
+        return cls(kind=kind, value=value, out_of_range=_policy(out_of_range), reset_marks=reset_marks)
 
     def to_json(self) -> dict[str, Any]:
-        fields = {
-            "kind": str(self.kind),
-            "value": self.value,
-            "out_of_range": str(self.out_of_range),
-            "reset_marks": self.reset_marks,
-        }
+        fields = asdict(self)
         # Absent by default: then all rows of a table that are read again are replaced.
-        if self.replace_until is not None:
-            fields["replace_until"] = self.replace_until
-        return fields | {"append_only": True} if self.append_only else fields
+        return {name: fields[name] for name in fields if name not in _ABSENT_UNLESS_SET or fields[name]}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Startpoint":
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError for what `to_json` does not give."""
-        kind, value, until = Kind(fields["kind"]), fields["value"], fields.get("replace_until")
-        append_only = fields.get("append_only", False)
-        return cls._make(kind, value, fields["out_of_range"], fields["reset_marks"], until, append_only=append_only)
+        return cls(**{**fields, "kind": Kind(fields["kind"]), "out_of_range": OutOfRange(fields["out_of_range"])})
 
     def __str__(self) -> str:
         return str(self.kind) if self.value is None else f"{self.kind} {self.value}"
+
+
+_ABSENT_UNLESS_SET = ("replace_until", "append_only")
+
+
+def _policy(out_of_range: OutOfRange | str) -> OutOfRange:
+    try:
+        return OutOfRange(out_of_range)
+    except ValueError:
+        raise BadArgument("out_of_range", f"give error, earliest or latest, not {out_of_range!r}") from None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -232,11 +217,7 @@ class Reader:
     task: str = ""
 
     def __post_init__(self) -> None:
-        check_name("consumer", self.consumer)
-        if self.task:
-            check_name("task", self.task)
-        check_topic(self.topic)
-        check_partition(self.partition)
+        _check_names(self.consumer, self.task or None, self.topic, self.partition)
 
     def __str__(self) -> str:
         task = f" (task {self.task})" if self.task else ""
@@ -253,32 +234,17 @@ class Target:
     task: str | None = None
 
     def __post_init__(self) -> None:
-        if self.consumer is not None:
-            check_name("consumer", self.consumer)
-        elif self.task is not None:
+        if self.consumer is None and self.task is not None:
             raise BadArgument("task", "it belongs to a consumer; name that, too")
-        if self.task is not None:
-            check_name("task", self.task)
-        check_topic(self.topic)
-        if self.partition is not None:
-            check_partition(self.partition)
+        _check_names(self.consumer, self.task, self.topic, self.partition)
 
-    def includes(self, other: "Target") -> bool:
-        """Whether it includes all readers of `other`."""
+    def covers(self, other: "Target | Reader") -> bool:
+        """Whether it is for this reader, or for all readers of this target."""
         return (
             self.topic == other.topic
             and self.partition in (None, other.partition)
             and self.consumer in (None, other.consumer)
             and self.task in (None, other.task)
-        )
-
-    def covers(self, reader: Reader) -> bool:
-        """Whether it is for this reader."""
-        return (
-            self.topic == reader.topic
-            and self.partition in (None, reader.partition)
-            and self.consumer in (None, reader.consumer)
-            and self.task in (None, reader.task)
         )
 
     def __str__(self) -> str:
@@ -287,21 +253,16 @@ class Target:
         return f"{who} at {self.topic if self.partition is None else shown_name(self.topic, self.partition)}{task}"
 
 
-def check_name(argument: str, name: object) -> None:
-    """Raise BadArgument for what can't name a consumer or a task."""
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable() or name == "*":
-        raise BadArgument(argument, f"give a name of 1 to {NAME_CHARACTERS_MAX} printable characters, not {name!r}")
-
-
-def check_topic(topic: object) -> None:
-    """Raise BadArgument for what Kafka would not accept as a topic's name."""
+def _check_names(consumer: object, task: object, topic: object, partition: object) -> None:
+    """Raise BadArgument for what can't name a consumer, a task, a topic of Kafka or a partition; None names none."""
+    for argument, name in (("consumer", consumer), ("task", task)):
+        is_name = isinstance(name, str) and 1 <= len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
+        if name is not None and (not is_name or name == "*"):
+            raise BadArgument(argument, f"give a name of 1 to {NAME_CHARACTERS_MAX} printable characters, not {name!r}")
     if not isinstance(topic, str) or not is_topic(topic):
         raise BadArgument("topic", f"{topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
-
-
-def check_partition(partition: object) -> None:
-    """Raise BadArgument for what is no partition number."""
-    whole_number("partition", partition, 0, PARTITION_MAX)
+    if partition is not None:
+        whole_number("partition", partition, 0, PARTITION_MAX)
 
 
 class State(StrEnum):
@@ -325,36 +286,22 @@ class StartpointEvent(StrEnum):
     CANCEL = "cancelled"
 
 
-_FINAL: Mapping[StartpointEvent, State | None] = dict.fromkeys(StartpointEvent)
+_STAYS: Mapping[StartpointEvent, State | None] = dict.fromkeys(StartpointEvent)
 
 NEXT: Mapping[State, Mapping[StartpointEvent, State | None]] = {
-    State.PENDING: {
-        StartpointEvent.APPLY: State.APPLIED,
-        StartpointEvent.CONSUME: State.CONSUMED,
-        StartpointEvent.FAIL: State.FAILED,
-        StartpointEvent.EXPIRE: State.EXPIRED,
-        StartpointEvent.CANCEL: State.CANCELLED,
-    },
+    State.PENDING: {event: State(event.value) for event in StartpointEvent},
     State.APPLIED: {
-        StartpointEvent.APPLY: None,
+        **_STAYS,
         StartpointEvent.CONSUME: State.CONSUMED,
         StartpointEvent.FAIL: State.FAILED,
-        StartpointEvent.EXPIRE: None,
         StartpointEvent.CANCEL: State.CANCELLED,
     },
-    State.FAILED: {
-        StartpointEvent.APPLY: None,
-        StartpointEvent.CONSUME: None,
-        StartpointEvent.FAIL: None,
-        StartpointEvent.EXPIRE: None,
-        StartpointEvent.CANCEL: State.CANCELLED,
-    },
-    State.CONSUMED: _FINAL,
-    State.EXPIRED: _FINAL,
-    State.CANCELLED: _FINAL,
+    State.FAILED: {**_STAYS, StartpointEvent.CANCEL: State.CANCELLED},
+    State.CONSUMED: _STAYS,
+    State.EXPIRED: _STAYS,
+    State.CANCELLED: _STAYS,
 }
 assert NEXT.keys() == set(State)
-assert all(row.keys() == set(StartpointEvent) for row in NEXT.values())
 
 OVER = frozenset({State.CONSUMED, State.EXPIRED, State.CANCELLED})
 """States of startpoints that are not pending any more."""
@@ -372,28 +319,12 @@ class Checkpoint:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, all of them JSON's own types."""
-        reader = self.reader
-        return {
-            "consumer": reader.consumer,
-            "topic": reader.topic,
-            "partition": reader.partition,
-            "task": reader.task or None,
-            "generation": self.generation,
-            "offset": self.offset,
-            "sequence": self.sequence,
-            "log": self.log_id,
-        }
+        return _fields_of(self)
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
         """The checkpoint; raises KeyError, TypeError or ValueError for what `as_json` does not give."""
-        return cls(
-            reader=Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or ""),
-            generation=fields["generation"],
-            offset=fields["offset"],
-            sequence=fields["sequence"],
-            log_id=fields["log"],
-        )
+        return cls(**_values_of(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,110 +433,108 @@ class Cancelled:
 Fact: TypeAlias = Written | Applied | Consumed | Failed | Expired | Cancelled
 
 
+_KINDS: Mapping[str, type[Fact]] = {
+    kind.__name__.lower(): kind for kind in (Written, Applied, Consumed, Failed, Expired, Cancelled)
+}
+
+
 def to_json(fact: Fact) -> dict[str, Any]:
     """The fact's fields, all of them JSON's own types."""
-    match fact:
-        case Written():
-            return {
-                "event": "written",
-                "sequence": fact.sequence,
-                "consumer": fact.target.consumer,
-                "topic": fact.target.topic,
-                "partition": fact.target.partition,
-                "task": fact.target.task,
-                "startpoint": fact.startpoint.to_json(),
-                "author": fact.author,
-                "reason": fact.reason,
-                "created_ms": fact.created_ms,
-                "ttl_s": fact.ttl_s,
-                "origin": fact.origin,
-            }
-        case Applied():
-            return {
-                "event": "applied",
-                **_for_reader(fact),
-                "offset": fact.offset,
-                "start": fact.start,
-                "end": fact.end,
-                "log": fact.log_id,
-                "until": fact.until,
-                "by_policy": fact.by_policy,
-                **({} if fact.position is None else {"position": fact.position}),
-            }
-        case Consumed():
-            return {"event": "consumed", **_for_reader(fact)}
-        case Failed():
-            return {"event": "failed", **_for_reader(fact), "why": fact.why}
-        case Expired():
-            return {"event": "expired", "sequence": fact.sequence, "at_ms": fact.at_ms}
-        case Cancelled():
-            return {
-                "event": "cancelled",
-                "sequence": fact.sequence,
-                "at_ms": fact.at_ms,
-                "author": fact.author,
-                "reason": fact.reason,
-            }
+    return {"event": type(fact).__name__.lower(), **_fields_of(fact)}
 
 
 def from_json(fields: Mapping[str, Any]) -> Fact:
     """The fact; raises KeyError, TypeError or ValueError (BadArgument is one) for what `to_json` does not give."""
-    return _PARSERS[fields["event"]](fields)
+    values = dict(fields)
+    kind = _KINDS[values.pop("event")]
+    if kind is Written:
+        where = [values.pop(name) for name in ("consumer", "topic", "partition", "task")]
+        values |= {"target": Target(*where), "startpoint": Startpoint.from_json(values["startpoint"])}
+        return Written(**values)
+    return kind(**_values_of(values))
 
 
-def _for_reader(fact: Applied | Consumed | Failed) -> dict[str, Any]:
-    reader = fact.reader
-    return {
-        "sequence": fact.sequence,
-        "consumer": reader.consumer,
-        "topic": reader.topic,
-        "partition": reader.partition,
-        "task": reader.task or None,
-        "at_ms": fact.at_ms,
-    }
+def _fields_of(one: Fact | Checkpoint) -> dict[str, Any]:
+    """Fields under their names in JSON: those of a reader or target beside the others."""
+    fields: dict[str, Any] = {}
+    for field in dataclass_fields(one):
+        value = getattr(one, field.name)
+        match value:
+            case Reader() | Target():
+                fields |= {"consumer": value.consumer, "topic": value.topic, "partition": value.partition}
+                fields["task"] = value.task or None
+            case Startpoint():
+                fields[field.name] = value.to_json()
+            case _:
+                fields["log" if field.name == "log_id" else field.name] = value
+    if fields.get("position", 0) is None:
+        del fields["position"]
+    return fields
 
 
-def _reader(fields: Mapping[str, Any]) -> Reader:
-    return Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or "")
+def _values_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that `_fields_of` made fields of, for a fact of one reader, or of none."""
+    values = dict(fields)
+    if "consumer" in values:
+        consumer, topic, partition, task = (values.pop(name) for name in ("consumer", "topic", "partition", "task"))
+        values["reader"] = Reader(consumer, topic, partition, task or "")
+    if "log" in values:
+        values["log_id"] = values.pop("log")
+    return values
 
 
-def _written(fields: Mapping[str, Any]) -> Written:
-    return Written(
-        sequence=fields["sequence"],
-        target=Target(fields["consumer"], fields["topic"], fields["partition"], fields["task"]),
-        startpoint=Startpoint.from_json(fields["startpoint"]),
-        author=fields["author"],
-        reason=fields["reason"],
-        created_ms=fields["created_ms"],
-        ttl_s=fields["ttl_s"],
-        origin=fields["origin"],
-    )
+class StoreUnavailable(PushrepError):
+    """The store at `location` can't be used now, or this place can't be one: `why`, and what to do."""
+
+    def __init__(self, location: Path | str, why: str) -> None:
+        super().__init__(f"the store of startpoints {location} can't be used: {why}")
+        self.location, self.why = location, why
 
 
-def _applied(fields: Mapping[str, Any]) -> Applied:
-    return Applied(
-        sequence=fields["sequence"],
-        reader=_reader(fields),
-        at_ms=fields["at_ms"],
-        offset=fields["offset"],
-        start=fields["start"],
-        end=fields["end"],
-        log_id=fields["log"],
-        until=fields["until"],
-        by_policy=fields["by_policy"],
-        position=fields.get("position"),
-    )
+def busy(location: Path | str, pid: int | None, waited_s: float) -> StoreUnavailable:
+    """The error after waiting so long for the store's lock."""
+    who = f"process {pid}" if pid is not None else "another process"
+    return StoreUnavailable(location, f"{who} held its lock for {waited_s:g} s: try again, or end it if it hangs")
 
 
-_PARSERS: Mapping[str, Callable[[Mapping[str, Any]], Fact]] = {
-    "written": _written,
-    "applied": _applied,
-    "consumed": lambda fields: Consumed(sequence=fields["sequence"], reader=_reader(fields), at_ms=fields["at_ms"]),
-    "failed": lambda fields: Failed(
-        sequence=fields["sequence"], reader=_reader(fields), at_ms=fields["at_ms"], why=fields["why"]
-    ),
-    "expired": lambda fields: Expired(sequence=fields["sequence"], at_ms=fields["at_ms"]),
-    "cancelled": lambda fields: Cancelled(
-        sequence=fields["sequence"], at_ms=fields["at_ms"], author=fields["author"], reason=fields["reason"]
-    ),
-}
+def not_written(location: Path | str, why: str, *, is_known: bool) -> StoreUnavailable:
+    """The error of a refused write. is_known: it is sure that nothing stays."""
+    outcome = "nothing was written" if is_known else "whether it was written is not known: look with list"
+    return StoreUnavailable(location, f"{why}; {outcome}")
+
+
+class Overtaken(PushrepError):
+    """Somebody else changed the store in between, and nothing was written; the store does it again by itself."""
+
+    def __init__(self, place: Path | str) -> None:
+        super().__init__(f"{place} was changed by another writer meanwhile; nothing was written: try again")
+
+
+class CorruptStore(PushrepError):
+    """A file of the store is damaged, or of another version: restore a copy, or use the release that wrote it."""
+
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+class StartpointRefused(PushrepError):
+    """It does not fit the startpoint, the checkpoint, the log or the store as they are; the message says what to do.
+    Nothing was written.
+    """
+
+
+class PartitionLost(PushrepError):
+    """Another instance took the partition over (`generation` is its); stop reading it. Nothing was written."""
+
+    def __init__(self, reader: object, *, held: int, generation: int) -> None:
+        super().__init__(f"{reader} was taken over: generation {held} is fenced by {generation}; stop reading it here")
+        self.reader, self.held, self.generation = reader, held, generation
+
+
+class StartpointFailed(PushrepError):
+    """The newest startpoint can't be applied, so the partition does not start; cancel it or set another one."""
+
+    def __init__(self, reader: object, sequence: int, why: str) -> None:
+        super().__init__(f"startpoint {sequence} of {reader} failed: {why}. Cancel it or set another one")
+        self.reader, self.sequence, self.why = reader, sequence, why

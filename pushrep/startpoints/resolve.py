@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
-from pushrep.startpoints.errors import CheckpointUnusable
 from pushrep.startpoints.event_log import ReaderState
 from pushrep.startpoints.model import (
     Applied,
@@ -29,6 +28,7 @@ from pushrep.startpoints.model import (
     OutOfRange,
     Reader,
     Startpoint,
+    StartpointRefused,
     State,
 )
 
@@ -136,21 +136,21 @@ def answer_of(  # noqa: PLR0913 - all that decides
     refused: kinds that this reader can't apply, and why: they fail. A stored offset that the log has lost meanwhile, or
     of another log, fails, too: it is never resolved again.
     """
+
+    def failed(why: str, *, is_new: bool = True) -> ApplyAnswer:
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new)
+
+    written = found.written
     if found.state is State.FAILED:
-        return ApplyAnswer(
-            Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=found.failure or ""), is_new=False
-        )
+        return failed(found.failure or "", is_new=False)
     if found.applied is not None:
         why = _lost(found.applied, log)
-        if why is None:
-            return ApplyAnswer(found.applied, is_new=False)
-        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
-    written = found.written
+        return ApplyAnswer(found.applied, is_new=False) if why is None else failed(why)
     if (why := (refused or {}).get(written.startpoint.kind)) is not None:
-        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+        return failed(why)
     resolved = resolve(written.startpoint, log, created_ms=written.created_ms, position=position)
     if isinstance(resolved, Unresolved):
-        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)
+        return failed(resolved.why)
     applied = Applied(
         sequence=found.sequence,
         reader=reader,
@@ -214,23 +214,24 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
 ) -> Start:
     """The start of a reader without a pending startpoint. last: the startpoint of its checkpoint's run.
 
-    Raises CheckpointUnusable.
+    Raises StartpointRefused.
     """
+
+    def unusable(why: str) -> StartpointRefused:
+        return StartpointRefused(f"{checkpoint.reader} has no place to start: {why}. Set a startpoint that says where")
+
     if checkpoint.offset is None or reset:
         answer = resolve(default, log, created_ms=now_ms)
         if isinstance(answer, Unresolved):
-            why = f"there is no checkpoint, and its default does not fit: {answer.why}"
-            raise CheckpointUnusable(checkpoint.reader, why)
+            raise unusable(f"there is no checkpoint, and its default does not fit: {answer.why}")
         return Start(offset=answer.offset, origin=Origin.DEFAULT, sequence=checkpoint.sequence, until=answer.until)
     if checkpoint.log_id and log.log_id and checkpoint.log_id != log.log_id:
-        why = f"the log of its checkpoint was made anew (it is {log.log_id}, the checkpoint is of {checkpoint.log_id})"
-        raise CheckpointUnusable(checkpoint.reader, why)
+        made_anew = f"it is {log.log_id}, the checkpoint is of {checkpoint.log_id}"
+        raise unusable(f"the log of its checkpoint was made anew ({made_anew})")
     if checkpoint.offset < log.start:
-        why = f"its checkpoint is at {checkpoint.offset} and the log starts at {log.start}"
-        raise CheckpointUnusable(checkpoint.reader, why)
-    applied = last.applied if last is not None else None
+        raise unusable(f"its checkpoint is at {checkpoint.offset} and the log starts at {log.start}")
     # The others still wait for a bootstrap that was interrupted after its first commit.
-    until = applied.until if applied is not None and applied.until is not None else None
+    until = last.applied.until if last is not None and last.applied is not None else None
     return Start(
         offset=checkpoint.offset,
         origin=Origin.CHECKPOINT,

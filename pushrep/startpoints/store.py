@@ -48,18 +48,8 @@ from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
 from pushrep.settings import whole_number
-from pushrep.startpoints.errors import (
-    NotWritten,
-    Overtaken,
-    PartitionLost,
-    StartpointFailed,
-    StartpointRefused,
-    StoreBusy,
-    StoreClosed,
-    StoreUnavailable,
-)
 from pushrep.startpoints.event_log import Change, EventLog, EventLogFollower, FactLog, ReaderState
-from pushrep.startpoints.journal import LOCK_WAIT_S, CheckpointFiles, Journal
+from pushrep.startpoints.journal import CheckpointFiles, Journal
 from pushrep.startpoints.model import (
     Applied,
     Cancelled,
@@ -69,13 +59,19 @@ from pushrep.startpoints.model import (
     Fact,
     Failed,
     Kind,
+    Overtaken,
+    PartitionLost,
     Reader,
     Startpoint,
     StartpointEvent,
+    StartpointFailed,
+    StartpointRefused,
     State,
+    StoreUnavailable,
     Target,
     Written,
     author_name,
+    busy,
     check_text,
 )
 from pushrep.startpoints.resolve import LogFacts, Start, answer_of, from_startpoint, without_startpoint
@@ -94,7 +90,7 @@ class CheckpointStore(Protocol):
         ...
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Store the checkpoint before returning. Raises NotWritten."""
+        """Store the checkpoint before returning. Raises StoreUnavailable."""
         ...
 
     def all(self) -> list[Checkpoint]:
@@ -105,7 +101,7 @@ class CheckpointStore(Protocol):
 def changes(
     method: Callable[Concatenate["_Store", _Parameters], _Answer],
 ) -> Callable[Concatenate["_Store", _Parameters], _Answer]:
-    """Decorator: repeat the method if another writer changed the store meanwhile (Overtaken). Raises StoreBusy."""
+    """Decorator: repeat the method if another writer changed the store meanwhile. Raises StoreUnavailable."""
 
     @functools.wraps(method)
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
@@ -114,7 +110,7 @@ def changes(
             policy = RetryPolicy(is_retriable=_is_overtaken, backoff=_BACKOFF, within_s=wait_s)
             return policy.call(lambda: method(self, *args, **more))
         except Overtaken as error:
-            raise StoreBusy(self.place, None, wait_s) from error
+            raise busy(self.place, None, wait_s) from error
 
     return changing
 
@@ -126,6 +122,8 @@ def _is_overtaken(error: BaseException) -> bool:
 _Store = TypeVar("_Store", bound="StartpointStore")
 
 
+STORE_NAME = "startpoints"
+"""Where a directory of logs keeps its startpoints, if nobody says otherwise."""
 TTL_S = 12 * 3600
 """The default time within which a startpoint has to be applied."""
 
@@ -133,8 +131,8 @@ TTL_S = 12 * 3600
 class StartpointStore(ClosedAtExit):
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
-    After `close` its methods raise StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
-    NotWritten, which the methods don't repeat; it is on disk when the method returns.
+    After `close` its methods raise StartpointRefused. Every change raises StoreUnavailable and CorruptStore, which the
+    methods don't repeat; it is on disk when the method returns.
     """
 
     def __init__(self, facts: FactLog, checkpoints: CheckpointStore, clock: Clock) -> None:
@@ -149,23 +147,17 @@ class StartpointStore(ClosedAtExit):
 
     @classmethod
     def open(
-        cls,
-        location: Path | str,
-        *,
-        filesystem: Filesystem = REAL_FILESYSTEM,
-        clock: Clock = SYSTEM_CLOCK,
-        lock_wait_s: float = LOCK_WAIT_S,
+        cls, location: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
     ) -> Self:
         """The store in this directory, which the first change makes. Reads and writes nothing yet.
 
         Raises StoreUnavailable for a location that names another kind of store.
         """
-        if "://" in str(location) or str(location).startswith("kafka:"):
+        if "://" in str(location) or str(location).startswith(f"{KAFKA}:"):
             why = "name a directory; one in a Kafka topic is opened by pushrep.startpoints.store_at"
             raise StoreUnavailable(location, why)
         directory = checked_path("location", location)
-        journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
-        return cls(journal, CheckpointFiles(directory, filesystem), clock)
+        return cls(Journal(directory, filesystem), CheckpointFiles(directory, filesystem), clock)
 
     # ---- operators
 
@@ -421,7 +413,8 @@ class StartpointStore(ClosedAtExit):
     def history(self) -> list[Fact]:
         """Every fact in order; takes no lock."""
         self._check()
-        return self._all_facts()
+        view = self._journal.view()
+        return view.facts[: view.length]
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every reader's, sorted; takes no lock."""
@@ -439,7 +432,7 @@ class StartpointStore(ClosedAtExit):
         return self._journal.size_bytes()
 
     def within(self, timeout_s: float) -> AbstractContextManager[None]:
-        """Calls of this thread in the block take at most so long together, else StoreUnavailable or StoreBusy."""
+        """Calls of this thread in the block take at most so long together, else StoreUnavailable."""
         return self._journal.budget.within(timeout_s)
 
     # ---- life
@@ -484,10 +477,6 @@ class StartpointStore(ClosedAtExit):
             )
         return sequences
 
-    def _all_facts(self) -> list[Fact]:
-        view = self._journal.view()
-        return view.facts[: view.length]
-
     @contextmanager
     def _transaction(self) -> Iterator["Change"]:
         self._check()
@@ -496,7 +485,7 @@ class StartpointStore(ClosedAtExit):
 
     def _check(self) -> None:
         if self._closed:
-            raise StoreClosed(self.place)
+            raise StartpointRefused(f"the store of startpoints {self.place} is closed: open it again")
 
     def _apply(  # noqa: PLR0913, PLR0917 - the arguments of `apply`
         self,
@@ -613,8 +602,6 @@ def _not_applied(reader: Reader, sequence: int) -> StartpointRefused:
     return StartpointRefused(f"startpoint {sequence} was not applied for {reader}: apply it, then commit behind it")
 
 
-AWAY = (StoreUnavailable, StoreBusy, NotWritten)
-"""The errors of a store that can't be reached."""
 ASK_WITHIN_S = 10.0
 LOOK_WITHIN_S = 3.0
 _AWAY_PAUSES = Backoff(first_s=1.0, longest_s=60.0, least=1.0)
@@ -622,27 +609,23 @@ _AWAY_PAUSES = Backoff(first_s=1.0, longest_s=60.0, least=1.0)
 _Answered = TypeVar("_Answered")
 
 
-class NotNow(Exception):
-    """The store did not answer, or was not asked because it did not answer lately: go on without."""
-
-
 class StorePoll:
     """One reader's calls to one store. `poll_size` begins a turn, in which `ask` may be called. For one thread at a
-    time.
+    time. Both raise StoreUnavailable if the store does not answer, or was not asked because it did not answer lately.
     """
 
     def __init__(self, store: StartpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._clock = store, clock
         self._failures, self._next_s = 0, -math.inf
         self._since_ms, self._asked, self._failed = 0, False, False
-        self.away: Exception | None = None
+        self.away: StoreUnavailable | None = None
         """The last failure, until every question of a turn was answered.
 
         Not until the next answer: a store that can be read may still refuse changes.
         """
 
     def poll_size(self) -> int:
-        """The store's `size_bytes`, within 3 s: a turn begins. Raises NotNow."""
+        """The store's `size_bytes`, within 3 s: a turn begins."""
         if self.away is not None and self._asked and not self._failed:
             _LOG.info("%s answers again", self._store.place)
             self.away, self._failures = None, 0
@@ -650,7 +633,7 @@ class StorePoll:
         return self._answer(self._store.size_bytes, LOOK_WITHIN_S)
 
     def ask(self, question: Callable[[], _Answered]) -> _Answered:
-        """The result of `question`, within 10 s. Raises NotNow, and the question's other errors."""
+        """The result of `question`, within 10 s. Raises the question's other errors, too."""
         answer = self._answer(question, ASK_WITHIN_S)
         self._asked = True
         return answer
@@ -663,17 +646,17 @@ class StorePoll:
         return f"no answer for {since_s:.0f} s, new startpoints wait: {self.away}"
 
     def _answer(self, question: Callable[[], _Answered], within_s: float) -> _Answered:
-        if self._now_s() < self._next_s:
+        if self.away is not None and self._now_s() < self._next_s:
             self._failed = True
-            raise NotNow
+            raise StoreUnavailable(self.away.location, self.away.why)
         try:
             with self._store.within(within_s):
                 return question()
-        except AWAY as error:
+        except StoreUnavailable as error:
             self._on_failure(error)
-            raise NotNow from error
+            raise
 
-    def _on_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: StoreUnavailable) -> None:
         if self.away is None:
             self._since_ms = self._clock.monotonic_ms()
             _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)

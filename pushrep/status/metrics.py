@@ -218,9 +218,6 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
         ("filter_jumped_offsets_total", "filters.counts.jumped", "Source offsets that are missing between records."),
         ("filter_pairs", "filters.counts.pairs", "Pairs of PID and source partition that the filter has marks of."),
     ),
-    ("startpoints", ("state",)): (
-        ("startpoints", "", "Startpoints by state; one that readers have reached counts once for each reader."),
-    ),
 }  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     f"pushrep_{name}": Family(f"pushrep_{name}", by, labels, path, help_)

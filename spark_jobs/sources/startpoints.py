@@ -38,8 +38,9 @@ from pushrep.startpoints import (
     StartpointStore,
     State,
     StorePlace,
+    StoreUnavailable,
 )
-from pushrep.startpoints.store import AWAY, NotNow, StorePoll
+from pushrep.startpoints.store import StorePoll
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.replacing import AskRowsWanted, RowsWanted
 from spark_jobs.sources.logs import TopicLogs
@@ -121,9 +122,9 @@ class StreamStartpoints:
         found: dict[int, StreamPosition] = {}
         try:
             self._find_startpoints(before, extents, found)
-        except NotNow:
-            return found  # startpoints that were applied are stored: they are found again
-        except AWAY as error:
+        except StoreUnavailable as error:
+            if self._poll is not None:
+                return found  # startpoints that were applied are stored: they are found again
             why = f"it has to answer when a stream starts: {error}"
             raise BadOption("startpoints", self._place_words, why) from error
         self._poll = self._poll or StorePoll(self._store, self._clock)
@@ -136,7 +137,7 @@ class StreamStartpoints:
     def run_ends(self, before: StreamOffset) -> None:
         """Write to the store where the run ends, if it answers: until the next run this is what people see."""
         self._followed_ms = None
-        with suppress(NotNow):
+        with suppress(StoreUnavailable):
             self._follow(before.positions)
 
     def away(self) -> str | None:
@@ -198,7 +199,7 @@ class StreamStartpoints:
             opened.close()
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
-        """The store's answer; at a start it is waited for. Raises NotNow in a stream that has begun."""
+        """The store's answer; at a start it is waited for. Raises StoreUnavailable in a stream that has begun."""
         return question() if self._poll is None else self._poll.ask(question)
 
     def _begins(self, partition: int, position: StreamPosition | None, extent: Extent) -> StreamPosition | None:

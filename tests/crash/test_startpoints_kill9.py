@@ -9,7 +9,7 @@ import pytest
 from pushrep import ReplayClient
 from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
-from pushrep.startpoints import Applied, Consumed, LogConsumer, Startpoint, StartpointStore, Written
+from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from tests.programs import PythonProgram
 from tests.support.forks import code_in_fork
 
@@ -64,7 +64,7 @@ def in_child(work):
 
 @contextmanager
 def over_logs(directory, store):
-    with LogConsumer.open(directory, "orders", "billing", store=store) as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing", startpoints=store) as consumer:
         yield consumer
 
 
@@ -136,7 +136,7 @@ WRITER = """
 import sys
 from pushrep.startpoints import LogFacts, Startpoint, StartpointStore
 
-store, name, count = StartpointStore.open(sys.argv[1], lock_wait_s=100), sys.argv[2], int(sys.argv[3])
+store, name, count = StartpointStore.open(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 sys.stdin.readline()
 for n in range(count):
     print("written", store.write(name, "orders", n, Startpoint.specific(n), f"{name} {n}"), flush=True)

@@ -19,7 +19,6 @@ Values are read at each scrape; an append updates its counters once a batch. Nam
 - **job**, **filter**: `--health` of the apply and the relay job; in a program of your own
   `StatusCollector(lambda: JobStatus(name="billing", counts=consumer.counts))`, of a consumer of `filtering.consumers`
   (`source` is the topic) or of Spark's `CountsListener` (`source` is the query)
-- **startpoints**: `StartpointCollector(store)` of `pushrep.startpoints.metrics`
 
 How to serve them, and what to watch: [operating.md](operating.md#metrics).
 

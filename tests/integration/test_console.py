@@ -23,7 +23,7 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.records import Record, TimestampType
 from pushrep.replay import FOLLOW
 from pushrep.replicate.sockets import Address
-from pushrep.startpoints import STORE_NAME, LogConsumer, Startpoint, StartpointStore
+from pushrep.startpoints import STORE_NAME, Startpoint, StartpointStore
 from pushrep.status.table import size
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
 from spark_jobs.file_marks import FileMarks
@@ -406,7 +406,7 @@ def test_startpoints_are_shown_with_their_state_and_history(consumed):
     with StartpointStore.open(consumed / STORE_NAME) as store:
         store.write("billing", "orders", 0, Startpoint.specific(10), "wrote nonsense", author="ann")
         store.write("billing", "elsewhere", 0, Startpoint.specific(1), "another topic", author="ann")
-        with LogConsumer.open(consumed, "orders", "billing") as reads:
+        with ReplayClient(consumed).subscribe("orders", consumer="billing") as reads:
             assert reads.poll()[0].records[0].offset == 10
         number = store.write("billing", "orders", 0, Startpoint.specific(20), "again", author="ann")
         store.cancel(number, "wrong day", author="bob")

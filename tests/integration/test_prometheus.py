@@ -14,11 +14,10 @@ from urllib.request import urlopen
 import pytest
 
 from filtering import ReplayFilter, StreamMetadata
-from pushrep import KafkaDestination, ReplayClient, ReplayRequest, Startpoint, StartpointStore
+from pushrep import KafkaDestination, ReplayClient, ReplayRequest
 from pushrep.health import HealthSettings
 from pushrep.outbox import RecordRefused
 from pushrep.replicate.certificates import CertificateFiles
-from pushrep.startpoints.metrics import StartpointCollector
 from pushrep.status import JobStatus
 from pushrep.status.metrics import StatusCollector
 from tests.integration.certificates import make_certificates
@@ -87,13 +86,9 @@ def test_every_panel_shows_data_of_a_real_run_and_a_killed_replica_fires_its_ale
         kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{brokers.getsockname()[1]}")
         health = HealthSettings(listen=f"127.0.0.1:{port}")
         outbox = stack.enter_context(open_outbox(world, 1, 2, kafka=kafka, open_timeout_s=2, health=health))
-        store = stack.enter_context(StartpointStore.open(tmp_path / "startpoints"))
-        store.write("sums", "orders", 0, Startpoint.earliest(), reason="again")
         nodes = [served(stack, StatusCollector(node.status), status=node.status) for node in world.nodes.values()]
         job = Job()
-        jobs = served(
-            stack, StatusCollector(lambda: JobStatus(name="sums", counts=job.counts)), StartpointCollector(store)
-        )
+        jobs = served(stack, StatusCollector(lambda: JobStatus(name="sums", counts=job.counts)))
         client = stack.enter_context(ReplayClient(str(world.nodes[1].address)))
         thread = threading.Thread(target=run_until, args=(stop, outbox, job, client))
         thread.start()

@@ -21,8 +21,7 @@ from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
-from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.plan import ReplayRequest
+from pushrep.replay.plan import ReplayRefused, ReplayRequest
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import CantListen, CorruptNodeFile, NodeInUse
 from pushrep.replicate.node_settings import NodeSettings

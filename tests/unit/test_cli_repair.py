@@ -11,8 +11,10 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep.cli import main as cli_main
+from pushrep.cli.startpoint_options import facts_of
 from pushrep.log import SegmentLog
-from pushrep.startpoints import LogConsumer, Reader, Startpoint, StartpointStore, State, Target, facts_of
+from pushrep.replay import ReplayClient
+from pushrep.startpoints import Reader, Startpoint, StartpointStore, State, Target
 from spark_jobs import job_sink
 
 NOON_MS = int(datetime(2013, 7, 4, 12, tzinfo=UTC).timestamp() * 1000)
@@ -36,7 +38,7 @@ def out(tmp_path):
         keys = [StreamMetadata(PID, n, source_offset(k)).pack() for k in range(RECORDS)]
         with SegmentLog.open(tmp_path / "out" / f"orders-{n}") as log:
             log.append([b"x"] * RECORDS, keys=keys, timestamps_ms=[NOON_MS + 60_000 * k for k in range(RECORDS)])
-    with LogConsumer.open(tmp_path / "out", "orders", "billing") as consumer:
+    with ReplayClient(tmp_path / "out").subscribe("orders", consumer="billing") as consumer:
         while consumer.poll():
             consumer.commit()
     return tmp_path / "out"

@@ -13,7 +13,8 @@ from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import startpoint as command
 from pushrep.cli.startpoint_options import parse_place, place_text
 from pushrep.log import SegmentLog
-from pushrep.startpoints import LogConsumer, Startpoint, StartpointFailed, StartpointStore
+from pushrep.replay import ReplayClient
+from pushrep.startpoints import Startpoint, StartpointFailed, StartpointStore
 
 T0 = int(datetime(2013, 7, 4, 12, tzinfo=UTC).timestamp() * 1000)
 RECORDS = 60
@@ -51,7 +52,7 @@ def lines(text):
 
 def read_all(out):
     """Let the consumer billing read and commit everything."""
-    with LogConsumer.open(out, "orders", "billing") as consumer:
+    with ReplayClient(out).subscribe("orders", consumer="billing") as consumer:
         while consumer.poll():
             consumer.commit()
 
@@ -209,7 +210,7 @@ def test_list_and_show_tell_who_stands_where(run, out, store):
     set_(run, out, "--to", "30")
     set_(run, out, "--to", "10", topic="orders-0")
     set_(run, out, "--to", "20", topic="orders-0")
-    with LogConsumer.open(out, "orders", "billing") as consumer:
+    with ReplayClient(out).subscribe("orders", consumer="billing") as consumer:
         consumer.poll()
         consumer.commit()
         consumer.poll()
@@ -251,11 +252,11 @@ def test_cancel(run, out):
 
 def test_history_tells_all_in_order(run, out, store):
     set_(run, out, "--to", "30")
-    with LogConsumer.open(out, "orders", "billing") as consumer:
+    with ReplayClient(out).subscribe("orders", consumer="billing") as consumer:
         consumer.poll()
         consumer.commit()
     set_(run, out, "--to", "61", "--unchecked", topic="orders-1")
-    again = LogConsumer.open(out, "orders", "billing")
+    again = ReplayClient(out).subscribe("orders", consumer="billing")
     with again as consumer, pytest.raises(StartpointFailed, match="beyond the end"):
         consumer.poll()
     run("cancel", out, 2, "--reason", "typo", "--author", "bob")

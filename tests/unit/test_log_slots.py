@@ -18,7 +18,6 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.errors import InvalidLogName
 from pushrep.replay import TO_END, ReplayRefused
-from pushrep.startpoints.consumer import LogConsumer
 
 WAIT_S = 60
 VALUES = {
@@ -177,7 +176,7 @@ def poll_all(consumer):
 
 
 def test_a_consumer_reads_all_slots_and_a_startpoint_moves_one(workers, run):
-    with LogConsumer.open(workers, "orders", "sums") as consumer:
+    with ReplayClient(workers).subscribe("orders", consumer="sums") as consumer:
         assert poll_all(consumer) == VALUES
         consumer.commit()
     said = run(
@@ -185,7 +184,7 @@ def test_a_consumer_reads_all_slots_and_a_startpoint_moves_one(workers, run):
     )
     assert "sums at slot-7/orders-1" in said
     assert "slot-7/orders-1" in run("startpoint", "list", workers)
-    with LogConsumer.open(workers, "orders", "sums") as consumer:
+    with ReplayClient(workers).subscribe("orders", consumer="sums") as consumer:
         assert poll_all(consumer) == {"slot-7/orders-1": VALUES["slot-7/orders-1"][3:]}
     run("startpoint", "set", workers, "orders", "--consumer", "others", "--to", "4", "--reason", "all of them")
     with ReplayClient(workers) as client, client.subscribe("orders", consumer="others") as consumer:

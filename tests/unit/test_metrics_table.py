@@ -12,8 +12,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from filtering.replay_filter import FilterCounts
 from pushrep.log.disk_space import Durations
-from pushrep.startpoints import Startpoint, StartpointStore
-from pushrep.startpoints.metrics import StartpointCollector
 from pushrep.status import Histogram, JobStatus
 from pushrep.status.metrics import FAMILIES, Families, StatusCollector
 from spark_jobs.operator_counts import CountsListener
@@ -96,14 +94,3 @@ def test_a_spark_querys_numbers_add_up_over_its_batches():
     for name, value in (("kept_records_total", 16), ("dropped_records_total", 4), ("jumped_offsets_total", 6)):
         assert f'pushrep_filter_{name}{{name="job",source="sums"}} {value}.0' in page
     assert 'pushrep_filter_pairs{name="job",source="sums"} 2.0' in page
-
-
-def test_startpoints_by_state(tmp_path):
-    with StartpointStore.open(tmp_path / "store") as store:
-        for consumer in ("a", "b"):
-            store.write(consumer, "orders", 0, Startpoint.earliest(), reason="again")
-        store.cancel(1, "no")
-        page = shown(StartpointCollector(store))
-    assert 'pushrep_startpoints{state="pending"} 1.0' in page
-    assert 'pushrep_startpoints{state="cancelled"} 1.0' in page
-    assert 'pushrep_startpoints{state="failed"} 0.0' in page

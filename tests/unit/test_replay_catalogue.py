@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pushrep.replay import Catalogue, CorruptCatalogue, FoundLog, ReplayRefused, read_catalogue
+from pushrep.replay import Catalogue, FoundLog, ReplayRefused, read_catalogue
 from pushrep.replay.catalogue import CATALOGUE_NAME
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.replay_messages import RecordingState
@@ -28,7 +28,7 @@ def states(catalogue):
 def test_an_entry_says_what_the_contract_lists_and_survives(tmp_path):
     catalogue = Catalogue.open(tmp_path)
     outbox = uuid4()
-    entry = catalogue.add(tp(1), start_offset=7, created_ms=1_700_000_000_000, outbox_id=outbox)
+    (entry,) = catalogue.reconcile([FoundLog(tp(1), 7, outbox_id=outbox)], 1_700_000_000_000)
     assert (entry.recording_id, entry.tp, entry.start_offset, entry.stop_offset) == (1, tp(1), 7, None)
     catalogue.stopped(1, 1042)
     (again,) = Catalogue.open(tmp_path)
@@ -41,7 +41,6 @@ def test_an_entry_says_what_the_contract_lists_and_survives(tmp_path):
 def test_the_same_log_keeps_its_id_and_another_of_its_name_gets_another(tmp_path):
     catalogue = Catalogue.open(tmp_path)
     assert [entry.recording_id for entry in catalogue.reconcile(found(1, 2), 5)] == [1, 2]
-    assert catalogue.add(tp(1), start_offset=0, created_ms=9).recording_id == 1
     assert catalogue.reconcile(found(1, 2), 6) == []
     (anew,) = catalogue.reconcile(found(1, 3), 7)
     assert anew.recording_id == 3
@@ -108,9 +107,8 @@ def test_damage_is_refused_by_line_and_a_bad_end_is_cut(tmp_path, line, is_last)
         return
     before = path.read_bytes()
     for look in (Catalogue.open, read_catalogue):
-        with pytest.raises(CorruptCatalogue) as refused:
+        with pytest.raises(ReplayRefused, match=f"line {line}: "):
             look(tmp_path)
-        assert refused.value.line == line
     assert path.read_bytes() == before
 
 
@@ -120,7 +118,7 @@ def test_another_version_is_refused(tmp_path):
     from pushrep.env.checked_json import journal_line
 
     path.write_bytes(journal_line({"format": "pushrep.recordings", "version": 2, "next_id": 1}))
-    with pytest.raises(CorruptCatalogue, match="version 2"):
+    with pytest.raises(ReplayRefused, match="version 2"):
         Catalogue.open(tmp_path)
 
 
@@ -174,7 +172,7 @@ def test_a_write_that_failed_stops_it_until_it_is_opened_again():
 
 def test_the_bytes_are_those_that_were_released(tmp_path):
     catalogue = Catalogue.open(tmp_path)
-    catalogue.add(tp(1, 2), start_offset=7, created_ms=1_700_000_000_000)
+    catalogue.reconcile([FoundLog(tp(1, 2), 7)], 1_700_000_000_000)
     catalogue.stopped(1, 1042)
     zero, one = UUID(int=0), UUID(int=1)
     bodies = [

@@ -6,7 +6,6 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.replay import events as e
-from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
     FOLLOW,
@@ -14,6 +13,7 @@ from pushrep.replay.plan import (
     AtTime,
     LogSnapshot,
     Node,
+    ReplayRefused,
     ReplayRequest,
     ReplaySettings,
     Span,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.plan import ReplayRefused
 from pushrep.replay.remote import end_of_refused
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason

@@ -2,16 +2,15 @@
 
 import pytest
 
-from pushrep.log import NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.log import SegmentLog
+from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
 from pushrep.startpoints import (
-    CheckpointUnusable,
     Consumed,
-    LogConsumer,
     PartitionLost,
     Startpoint,
     StartpointFailed,
+    StartpointRefused,
     StartpointStore,
-    StoreClosed,
     StoreUnavailable,
 )
 from pushrep.startpoints.model import Reader
@@ -55,25 +54,25 @@ def drain(consumer, count=RECORDS * 4):
 
 
 def test_it_goes_on_where_it_committed(directory):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         first = consumer.poll(20)
         assert [(p, len(records)) for p, _, records in first] == [(0, 10), (1, 10)]
         consumer.commit()
         consumer.poll(20)
         assert consumer.positions() == {0: 20, 1: 20}
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert drain(consumer) == {0: list(range(10, RECORDS)), 1: list(range(10, RECORDS))}
         assert consumer.poll() == []
 
 
 def test_no_more_than_asked_for(directory):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert sum(len(records) for _, _, records in consumer.poll(1)) == 1
         assert sum(len(records) for _, _, records in consumer.poll(7)) == 7
 
 
 def test_a_startpoint_moves_a_running_consumer_once(directory, store):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         drain(consumer)
         consumer.commit()
         sequence = store.write("billing", "orders", 0, Startpoint.timestamp(T0 + 41_500), "nonsense since 41.5 s")
@@ -82,18 +81,18 @@ def test_a_startpoint_moves_a_running_consumer_once(directory, store):
         assert drain(consumer) == {}
     assert store.read("billing", "orders", 0) is None
     assert [type(fact).__name__ for fact in store.history()] == ["Written", "Applied", "Consumed"]
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert drain(consumer) == {}, "once"
         assert consumer.positions() == {0: RECORDS, 1: RECORDS}
 
 
 def test_a_startpoint_without_progress_is_not_used_up(directory, store, logs):
     store.write("billing", "orders", 0, Startpoint.latest(), "only what is new")
-    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
         assert consumer.poll() == []
         consumer.commit()
     logs[0].append(b"new")
-    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
         assert drain(consumer) == {0: [RECORDS]}, "the latest of then, not of now"
         consumer.commit()
     assert any(isinstance(fact, Consumed) for fact in store.history())
@@ -102,28 +101,28 @@ def test_a_startpoint_without_progress_is_not_used_up(directory, store, logs):
 def test_what_was_read_and_not_committed_is_given_again(directory, store):
     store.write("billing", "orders", 0, Startpoint.specific(30), "go")
     for _ in range(2):
-        with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+        with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
             assert drain(consumer) == {0: list(range(30, RECORDS))}
 
 
 def test_who_lost_the_partitions_commits_nothing(directory, store):
-    with LogConsumer.open(directory, "orders", "billing") as old:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as old:
         old.poll()
-        with LogConsumer.open(directory, "orders", "billing", partitions=[1]) as new:
+        with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[1]) as new:
             new.poll(10)
             new.commit()
             with pytest.raises(PartitionLost):
                 old.commit()
             assert old.positions() == {0: RECORDS}, "the lost one is read no more"
             assert store.checkpoint(Reader("billing", "orders", 1)).offset == 10
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         consumer.poll(0)
         assert consumer.positions() == {0: RECORDS, 1: 10}
 
 
 def test_a_failed_startpoint_stops_its_partition_only(directory, store):
     sequence = store.write("billing", "orders", 0, Startpoint.specific(RECORDS + 1), "a typo")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         with pytest.raises(StartpointFailed, match="beyond the end"):
             consumer.poll()
         assert drain(consumer) == {1: list(range(RECORDS))}
@@ -135,7 +134,7 @@ def test_a_failed_startpoint_stops_its_partition_only(directory, store):
 
 
 def test_a_failed_startpoint_stops_a_running_partition_too(directory, store, logs):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         drain(consumer)
         consumer.commit()
         store.write("billing", "orders", 0, Startpoint.timestamp(T0 + 10**9), "in the future")
@@ -149,12 +148,12 @@ def test_a_failed_startpoint_stops_a_running_partition_too(directory, store, log
 
 
 def test_bootstrap_comes_first(directory, store, logs):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         drain(consumer)
         consumer.commit()
     logs[0].append(b"new")
     store.write("billing", "orders", 1, Startpoint.bootstrap(), "read the table first")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         seen = []
         while found := consumer.poll(25):
             seen += [(p, record.offset) for p, _, records in found for record in records]
@@ -167,11 +166,11 @@ def test_bootstrapping_ones_run_together_and_go_on_after_a_restart(directory, st
     log.append([b"x"] * 5)
     store.write("billing", "orders", 0, Startpoint.bootstrap(), "first")
     store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert [p for p, _, _ in consumer.poll(20)] == [0, 1]
         consumer.commit()
     logs[0].append(b"behind the end it saw")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert [p for p, _, _ in consumer.poll(20)] == [0, 1]
         partitions = [[p for p, _, _ in found] for found in iter(lambda: consumer.poll(20), [])]
     assert partitions[0] == [0, 1]
@@ -182,13 +181,13 @@ def test_bootstrapping_ones_run_together_and_go_on_after_a_restart(directory, st
 def test_an_empty_bootstrap_holds_nobody(directory, store):
     SegmentLog.open(directory / "orders-2").close()
     store.write("billing", "orders", 2, Startpoint.bootstrap(), "first")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert drain(consumer).keys() == {0, 1}
 
 
 def test_a_failed_bootstrap_holds_nobody(directory, store):
     store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         consumer.poll(10)
         store.write("billing", "orders", 1, Startpoint.specific(RECORDS + 1), "a typo")
         with pytest.raises(StartpointFailed):
@@ -197,13 +196,13 @@ def test_a_failed_bootstrap_holds_nobody(directory, store):
 
 
 def test_a_revoked_bootstrap_holds_nobody(directory, store):
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         drain(consumer)
         consumer.commit()
     store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         assert [p for p, _, _ in consumer.poll(10)] == [1]
-        taken = LogConsumer.open(directory, "orders", "billing", partitions=[1])
+        taken = ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[1])
         with taken, pytest.raises(PartitionLost):
             consumer.commit()
         store.write("billing", "orders", 0, Startpoint.specific(RECORDS - 2), "the last two")
@@ -211,40 +210,40 @@ def test_a_revoked_bootstrap_holds_nobody(directory, store):
 
 
 def test_retention_and_cuts_are_told(directory, logs):
-    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
         drain(consumer)
         consumer.commit()
         logs[0].truncate_to(40, force=True)
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(ReplayTruncated):
             consumer.poll()
 
 
 def test_a_log_made_anew_is_told(directory, logs, tmp_path):
-    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
         drain(consumer)
         consumer.commit()
     logs[0].close()
     logs[0].path.rename(tmp_path / "orders-0")
     with SegmentLog.open(directory / "orders-0") as log:
         log.append(b"another life")
-        again = LogConsumer.open(directory, "orders", "billing", partitions=[0])
-        with again as consumer, pytest.raises(CheckpointUnusable, match="made anew"):
+        again = ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0])
+        with again as consumer, pytest.raises(StartpointRefused, match="made anew"):
             consumer.poll()
 
 
 def test_a_topic_that_is_not_there(directory):
-    with pytest.raises(NotALog, match="no log of topic payments"):
-        LogConsumer.open(directory, "payments", "billing")
-    with pytest.raises(NotALog):
-        LogConsumer.open(directory, "orders", "billing", partitions=[0, 7])
+    with pytest.raises(ReplayRefused, match="no recording payments-0"):
+        ReplayClient(directory).subscribe("payments", consumer="billing")
+    with pytest.raises(ReplayRefused, match="no recording orders-7"):
+        ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0, 7])
 
 
 def test_close_is_idempotent(directory):
-    consumer = LogConsumer.open(directory, "orders", "billing")
+    consumer = ReplayClient(directory).subscribe("orders", consumer="billing")
     consumer.close()
     consumer.close()
     for use in (consumer.poll, consumer.commit):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StartpointRefused, match="closed"):
             use()
 
 
@@ -253,8 +252,8 @@ def test_a_store_that_is_away_holds_no_consumer_that_has_begun(logs, directory, 
         raise StoreUnavailable("kafka:startpoints", "no broker answers")
 
     clock = SimulatedClock()
-    fresh = LogConsumer.open(directory, "orders", "audit", store=store)
-    begun = LogConsumer.open(directory, "orders", "billing", store=store, clock=clock)
+    fresh = ReplayClient(directory).subscribe("orders", consumer="audit", startpoints=store)
+    begun = ReplayClient(directory, clock=clock).subscribe("orders", consumer="billing", startpoints=store)
     assert len(drain(begun)[0]) == RECORDS
     first = store.write("billing", "orders", 0, Startpoint.specific(50), "again")
     for lost in ("size_bytes", "read"):

@@ -138,7 +138,7 @@ def test_targets_cover_whom_they_name():
             assert target.covers(reader) == wanted, (target, reader)
     for wide, narrow in itertools.product(targets, targets):
         covered = {reader for reader in readers if narrow.covers(reader)}
-        assert wide.includes(narrow) == (covered <= {reader for reader in readers if wide.covers(reader)})
+        assert wide.covers(narrow) == (covered <= {reader for reader in readers if wide.covers(reader)})
 
 
 def test_one_stands_before_another_only_for_all_of_its_readers():

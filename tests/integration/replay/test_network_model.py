@@ -202,7 +202,7 @@ class Model:
             with pytest.raises(ReplayRefused):
                 self.client.delete("orders-0", force=True)
             return
-        running, force = self.node.replay_server.counters().sessions_active, self.chosen.random() < 0.5
+        running, force = len(self.node.replay_server.counters().sessions), self.chosen.random() < 0.5
         try:
             deletion = self.client.delete("orders-0", force=force)
         except ReplayRefused:
@@ -264,7 +264,7 @@ class Model:
             return not left
 
         until(all_have_all, f"{left} have not all")
-        until(lambda: self.node.replay_server.counters().sessions_active == 0, "slots always come back")
+        until(lambda: len(self.node.replay_server.counters().sessions) == 0, "slots always come back")
 
     def has_all(self, reader):
         """Whether the reader is after the very last record; a cut whose notice is still on its way may have left it

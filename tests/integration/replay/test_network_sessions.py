@@ -94,7 +94,7 @@ def test_an_event_loop_that_follows_is_woken_by_what_comes_and_by_a_stop(client,
 def test_refusals_have_their_code_and_cost_no_session(client, node, recording, request_, code):
     """TO_END with nothing to replay: EMPTY_RECORDING, and no session is made."""
     assert refusal(client, recording, **request_).code is code
-    assert node.replay_server.counters().sessions_active == 0
+    assert len(node.replay_server.counters().sessions) == 0
 
 
 def test_refused_positions_tell_the_range(client):
@@ -155,7 +155,7 @@ def test_connect_timeout_a_session_that_nobody_attaches_to_is_an_error_and_its_s
     world.leader(node).fill(10)
     client = world.client(node)
     session_id = client.start_replay(ReplayRequest("orders-0"))
-    until(lambda: node.replay_server.counters().sessions_active == 0)
+    until(lambda: len(node.replay_server.counters().sessions) == 0)
     with pytest.raises(ReplayRefused) as refused:
         client.attach(session_id)
     assert refused.value.code is ErrorCode.UNKNOWN_REPLAY
@@ -190,14 +190,14 @@ def test_stop_is_idempotent_unknown_ids_are_fine_and_stop_all_ends_every_session
     for replay in replays[1:]:
         list(replay)
         assert replay.end_reason is ReplayEndReason.STOPPED
-    until(lambda: node.replay_server.counters().sessions_active == 0)
+    until(lambda: len(node.replay_server.counters().sessions) == 0)
 
 
 def test_a_subscriber_that_vanishes_frees_its_slot(node, client, connections):
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
     connections[replay.session_id].close()  # as the system does for a process that is killed
-    until(lambda: node.replay_server.counters().sessions_active == 0)
+    until(lambda: len(node.replay_server.counters().sessions) == 0)
     assert node.replay_server.counters().ended == {ReplayEndReason.SUBSCRIBER_GONE: 1}
 
 
@@ -476,7 +476,7 @@ def test_a_position_inside_of_damage_is_refused_when_the_batch_is_checked(world,
     data[100] ^= 1
     path.write_bytes(data)
     assert refusal(client, position=2).code is ErrorCode.CORRUPT_MESSAGE
-    assert node.replay_server.counters().sessions_active == 0
+    assert len(node.replay_server.counters().sessions) == 0
 
 
 def test_a_slow_subscriber_is_stalled_after_its_time_and_comes_again_where_it_was(world):
@@ -488,12 +488,12 @@ def test_a_slow_subscriber_is_stalled_after_its_time_and_comes_again_where_it_wa
         leader.append(big)
     client = world.client(node, NodeAccess(credit_bytes=64 << 20))
     replay = client.replay(ReplayRequest("orders-0", length=200))
-    until(lambda: node.replay_server.counters().sessions_active == 0, "it was not given up")
+    until(lambda: len(node.replay_server.counters().sessions) == 0, "it was not given up")
     assert list(node.replay_server.counters().ended) == [ReplayEndReason.ERROR]
     assert offsets(replay) == list(range(200))
     with ReplayClient(str(node.address), node=NodeAccess(credit_bytes=64 << 20, reconnect=False)) as impatient:
         replay = impatient.replay(ReplayRequest("orders-0", length=200))
-        until(lambda: node.replay_server.counters().sessions_active == 0, "it was not given up")
+        until(lambda: len(node.replay_server.counters().sessions) == 0, "it was not given up")
         with pytest.raises(ReplayFailed):
             list(replay)
 
@@ -507,7 +507,7 @@ def test_counters_tell_per_session_and_node_what_went_and_what_is_behind(node, c
     assert one.bytes_sent == told.bytes_sent > 100 * 46
     assert told.sessions_max == 20
     replay.close()
-    assert (node.replay_server.counters().sessions_active, node.replay_server.counters().records_sent) == (0, 100)
+    assert (len(node.replay_server.counters().sessions), node.replay_server.counters().records_sent) == (0, 100)
 
 
 def test_the_client_of_a_node_and_of_its_directory_tell_the_same_recordings(world, node, client, leader):

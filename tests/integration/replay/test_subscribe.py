@@ -7,7 +7,14 @@ import pytest
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
-from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore, StoreClosed
+from pushrep.startpoints import (
+    Consumed,
+    PartitionLost,
+    Startpoint,
+    StartpointFailed,
+    StartpointRefused,
+    StartpointStore,
+)
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.replay.conftest import until
 
@@ -163,7 +170,7 @@ def test_who_subscribes_fences_and_close_ends_it(place, store):
             first.commit()
     first.close()
     first.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StartpointRefused):
         first.poll()
 
 

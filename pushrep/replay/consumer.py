@@ -1,6 +1,6 @@
 """LogConsumer: reads the partitions of one topic, starting where startpoints and checkpoints say.
 
-    with LogConsumer.open(directory, "orders", "billing") as consumer:
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
         while ...:
             for records in consumer.poll():      at most so many records, from every partition that may be read
                 handle(records)
@@ -11,92 +11,99 @@ running consumer goes on while the store can't be reached. Records that were pol
 again after a crash: at least once.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, TypeAlias
 
 from filtering.closing import ClosedAtExit
-from pushrep.env import SYSTEM_CLOCK, Clock
-from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
-from pushrep.log.directory_files import log_at, readable_logs
-from pushrep.log.published import read_published
+from pushrep.env import Clock
 from pushrep.records import Record
-from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
-from pushrep.startpoints.model import Claim, Startpoint
-from pushrep.startpoints.resolve import BootstrapGate, LogFacts, Origin, Start
-from pushrep.startpoints.store import NotNow, StartpointStore, StorePoll
+from pushrep.replay.plan import FOLLOW, AtTime, RecordingInfo, ReplayRefused, ReplayRequest
+from pushrep.replay.replay import Replay, ReplayTruncated
+from pushrep.startpoints import (
+    BootstrapGate,
+    Claim,
+    LogFacts,
+    Origin,
+    PartitionLost,
+    Start,
+    StartpointFailed,
+    StartpointRefused,
+    StartpointStore,
+    StoreUnavailable,
+)
+from pushrep.startpoints.store import StorePoll
+from pushrep.wire.error_codes import ErrorCode
+
+ListRecordings: TypeAlias = Callable[[], list[RecordingInfo]]
+StartReplay: TypeAlias = Callable[[ReplayRequest], Replay]
+"""Of a ReplayClient: `recordings` and `replay`."""
+POLL_RECORDS = 1000
 
 
-class PartitionLog(Protocol):
-    """One partition, readable from any offset. Methods raise the log's errors."""
+class ReplayedLog:
+    """One recording, read from any offset by a following replay."""
 
-    @property
-    def log_id(self) -> str:
-        """The log's own id, "" if it has none."""
-        ...
+    def __init__(self, recordings: ListRecordings, start: StartReplay, info: RecordingInfo) -> None:
+        self._recordings, self._start, self._name = recordings, start, info.name
+        self.log_id = str(info.log_id or "")
+        self._replay: Replay | None = None
+        self._position = -1
+        self._ahead: deque[Record] = deque()
+        self._cut: ReplayTruncated | None = None
 
-    def bounds(self) -> tuple[int, int]:
+    def _bounds(self) -> tuple[int, int]:
         """Readable offsets [start, end), now."""
-        ...
+        for info in self._recordings():
+            if info.name == self._name:
+                return info.start_offset, max(info.start_offset, info.stable_offset)
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
 
-    def first_at(self, ms: int, /) -> int | None:
-        """Offset of the first record at or after `ms` since 1970; None if there is none."""
-        ...
+    def facts(self) -> LogFacts:
+        """The log as its readers see it now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
+        start, end = self._bounds()
+        return LogFacts(start=start, end=end, first_at=self._first_at, log_id=self.log_id)
 
-    def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` present records from `position` on, and the next position. Never waits."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class LocalLog:
-    """A log on this machine, beside its writer. Raises NotALog."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = SegmentLog.open_reader(path)
-        self.log_id = str(self._reader.log_id or "")
-
-    def bounds(self) -> tuple[int, int]:
-        return self._reader.bounds()
-
-    def first_at(self, ms: int, /) -> int | None:
-        return self._reader.offset_for_timestamp(ms)
+    def _first_at(self, ms: int) -> int | None:
+        _, end = self._bounds()
+        # A time later than all records has the end as its position, where only FOLLOW may begin.
+        with self._start(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
+            return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """Raises OffsetOutOfRange if the log begins above the position, or ends below it for sure."""
-        end = self._readable_end(position)
-        records = list(islice(self._reader.records(position, end), count)) if position < end else []
-        # Fewer than asked for: everything was read, also a hole that compaction left at the end.
-        return records, records[-1].offset + 1 if len(records) == count else max(position, end)
+        """At most `count` present records from `position` on, and the next position. Never waits.
+
+        A replay that has ended is begun again. Raises ReplayTruncated as long as the position is above the cut,
+        ReplayFailed, ReplayRefused.
+        """
+        replay = self._replay
+        if replay is None or position != self._position or (replay.end_reason is not None and not self._ahead):
+            if self._cut is not None and position == self._position:
+                raise self._cut
+            self.close()
+            replay = self._replay = self._start(ReplayRequest(self._name, position, length=FOLLOW))
+            self._position, self._cut = position, None
+        if len(self._ahead) < count:
+            try:
+                self._ahead.extend(replay.poll())
+            except ReplayTruncated as error:
+                self._cut = error
+                raise
+        records = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
+        if self._ahead:
+            self._position = records[-1].offset + 1 if records else position
+        else:
+            self._position = max(position, replay.position)
+        return records, self._position
 
     def close(self) -> None:
-        self._reader.close()
-
-    def _readable_end(self, position: int) -> int:
-        start, end = self._reader.bounds()
-        # Without a writer since the machine started, the end is known only by checkpoints, which lag: then wait.
-        if position > end:
-            known = read_published(self._reader.path.parent, self._reader.path.name)
-            if known is not None and position > known.log_end_offset:
-                raise OffsetOutOfRange(position, start, end)
-        return end
-
-
-def facts_of(log: PartitionLog | LogReader) -> LogFacts:
-    """A log as its readers see it now."""
-    start, end = log.bounds()
-    first_at = log.offset_for_timestamp if isinstance(log, LogReader) else log.first_at
-    return LogFacts(start=start, end=end, first_at=first_at, log_id=str(log.log_id or ""))
-
-
-STORE_NAME = "startpoints"
-"""Where a directory of logs keeps its startpoints, if nobody says otherwise."""
-POLL_RECORDS = 1000
+        if self._replay is not None:
+            replay, self._replay = self._replay, None
+            self._ahead.clear()
+            replay.close()
 
 
 class PartitionRecords(NamedTuple):
@@ -112,7 +119,7 @@ class _AssignedPartition:
     """One partition: its next position, and its committed one."""
 
     claim: Claim
-    log: PartitionLog
+    log: ReplayedLog
     start: Start | None = None  # None: stopped by a failed startpoint
     position: int = 0
     committed: int = -1
@@ -120,74 +127,25 @@ class _AssignedPartition:
 
 
 class LogConsumer(ClosedAtExit):
-    """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
+    """Reads the partitions of one topic from their start offsets on. For one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a consumer is
         self,
-        store: StartpointStore,
-        assigned: dict[int, _AssignedPartition],
-        default: Startpoint,
+        logs: Mapping[int, ReplayedLog],
+        topic: str,
+        consumer: str,
         *,
+        store: StartpointStore,
         reset: bool,
         clock: Clock,
     ) -> None:
-        """Use `LogConsumer.open`."""
-        self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
+        """Use `ReplayClient.subscribe`."""
+        self._store, self._reset = store, reset
+        self._assigned = {n: _AssignedPartition(store.claim(consumer, topic, n), log) for n, log in logs.items()}
         self._gate, self._poll = BootstrapGate(), StorePoll(store, clock)
         self._seen_bytes = -1  # unknown: the partitions have to start first
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
-
-    @classmethod
-    def open(  # noqa: PLR0913 - what a consumer is
-        cls,
-        directory: Path | str,
-        topic: str,
-        consumer: str,
-        *,
-        partitions: Iterable[int] | None = None,
-        store: StartpointStore | None = None,
-        default: Startpoint | None = None,
-        reset: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
-        """Claim these partitions (None: all) of `directory` for `consumer`; another holder loses them.
-
-        With worker slots, all slots' partitions (log/directory_files.py).
-
-        `store` is `<directory>/startpoints` if none is given. `default` (earliest) is for partitions that have neither
-        a startpoint nor a checkpoint, with `reset` for all without a startpoint. Raises NotALog.
-        """
-        directory = Path(directory)
-        chosen = sorted(set(partitions)) if partitions is not None else _partitions_of(directory, topic)
-        store = store if store is not None else StartpointStore.open(directory / STORE_NAME)
-        with ExitStack() as opened:
-            logs = {}
-            for partition in chosen:
-                logs[partition] = LocalLog(log_at(directory, topic, partition))
-                opened.callback(logs[partition].close)
-            made = cls.over(logs, topic, consumer, store=store, default=default, reset=reset, clock=clock)
-            opened.pop_all()
-        return made
-
-    @classmethod
-    def over(  # noqa: PLR0913 - what a consumer is
-        cls,
-        logs: Mapping[int, PartitionLog],
-        topic: str,
-        consumer: str,
-        *,
-        store: StartpointStore,
-        default: Startpoint | None = None,
-        reset: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
-        """As `open`, over logs wherever they lie; they are closed with the consumer."""
-        assigned = {
-            partition: _AssignedPartition(store.claim(consumer, topic, partition), log)
-            for partition, log in logs.items()
-        }
-        return cls(store, assigned, default if default is not None else Startpoint.earliest(), reset=reset, clock=clock)
 
     @property
     def stopped(self) -> dict[int, StartpointFailed]:
@@ -202,8 +160,8 @@ class LogConsumer(ClosedAtExit):
         """At most `max_records` present records, shared by the partitions; perhaps none. Never waits.
 
         Raises StartpointFailed when a partition is stopped, once; the others go on with the next poll. Raises
-        PartitionLost when a startpoint is to be applied and another instance took the partition, OffsetOutOfRange when
-        retention or a cut took what was to be read next.
+        PartitionLost when a startpoint is to be applied and another instance took the partition, ReplayRefused when
+        retention took what was to be read next, ReplayTruncated when a cut did.
         """
         self._check()
         self._follow_store()
@@ -248,7 +206,7 @@ class LogConsumer(ClosedAtExit):
 
     def _check(self) -> None:
         if self._closed:
-            raise StoreClosed(self._store.place)
+            raise StartpointRefused("the consumer is closed: subscribe again")
 
     def _follow_store(self) -> None:
         if self._seen_bytes < 0:
@@ -257,7 +215,7 @@ class LogConsumer(ClosedAtExit):
                 self._take_up(partition, one)
             self._seen_bytes = size_bytes  # the size before reading, so that the next poll finds a change meanwhile
             return
-        with suppress(NotNow):
+        with suppress(StoreUnavailable):
             size_bytes = self._poll.poll_size()
             if size_bytes == self._seen_bytes and self._poll.away is None:
                 return
@@ -278,9 +236,7 @@ class LogConsumer(ClosedAtExit):
     def _start(self, partition: int, one: _AssignedPartition) -> None:
         position = one.position if one.start is not None else None
         try:
-            start = self._store.start(
-                one.claim, facts_of(one.log), default=self._default, reset=self._reset, position=position
-            )
+            start = self._store.start(one.claim, one.log.facts(), reset=self._reset, position=position)
         except StartpointFailed as error:
             self._gate.leave(partition)
             self._stopped[partition], one.start = error, None
@@ -308,8 +264,13 @@ class LogConsumer(ClosedAtExit):
         self._assigned.pop(partition).log.close()
 
 
-def _partitions_of(directory: Path, topic: str) -> list[int]:
-    found = [partition for name, partition in readable_logs(directory) if name == topic]
-    if not found:
-        raise NotALog(directory / f"{topic}-0", f"there is no log of topic {topic}")
-    return found
+def replayed_logs(
+    recordings: ListRecordings, start: StartReplay, topic: str, partitions: frozenset[int] | None
+) -> dict[int, ReplayedLog]:
+    """The topic's recordings, all or those of `partitions`. Raises ReplayRefused if one is not there."""
+    found = {info.partition: info for info in recordings() if info.topic == topic}
+    wanted = partitions if partitions is not None else frozenset(found)
+    missing = sorted(wanted - found.keys()) if wanted else [0]
+    if missing:
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
+    return {partition: ReplayedLog(recordings, start, found[partition]) for partition in sorted(wanted)}
