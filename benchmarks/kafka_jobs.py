@@ -136,7 +136,7 @@ def one(spark: SparkSession, job: Job, place: Path, filled: Filled, rounds: int)
 
 def _filtered(job: Job, options: JobOptions) -> Ran:
     told = io.StringIO()
-    job.run(options, Reporter(told, owned=False))
+    job.run(options, Reporter(told))
     events = [json.loads(line) for line in told.getvalue().splitlines()]
     seconds = [event["seconds"] for event in events if event["event"] == "batch"]
     return Ran(seconds, size_of(Path(options.marks)))

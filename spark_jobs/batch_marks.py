@@ -14,9 +14,9 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from filtering.errors import FilteringError
+from filtering.errors import FilteringError, shown_partition
 from filtering.marks import HighwaterMarks
 from spark_jobs.errors import SparkJobError
 
@@ -28,16 +28,22 @@ _CHECKSUM = struct.Struct(">I")
 assert _HEADER.size == 12, "docs/internals/formats/batch-marks.md promises 12 bytes"
 
 
-class BatchMarksUnreadable(SparkJobError):
-    """Bytes of a batch's marks are damaged, or of another release: never go on with empty marks."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"marks of a batch can't be read: {why}")
-        self.why = why
+class MarksStoreDamaged(SparkJobError):
+    """Marks can't be trusted: restore a copy, or start a fresh checkpoint with `adopt=` from an older batch."""
 
 
-def _damaged(why: str) -> BatchMarksUnreadable:
-    return BatchMarksUnreadable(f"they are corrupt: {why}; restore a copy of the store, or adopt an older batch")
+class MarksFenced(SparkJobError):
+    """Another driver wrote marks since this one read them: two run at once, or a checkpoint was copied. End one."""
+
+    def __init__(self, location: str, query_id: str, batch_id: int) -> None:
+        super().__init__(
+            f"marks at {location} were written by another driver while batch {batch_id} of query {query_id} ran: the "
+            "marks of this batch are not stored; end one of the two, and start the other again"
+        )
+
+
+def _damaged(why: str) -> MarksStoreDamaged:
+    return MarksStoreDamaged(f"they are corrupt: {why}; restore a copy of the store, or adopt an older batch")
 
 
 class MarksKey(NamedTuple):
@@ -55,6 +61,9 @@ class LogRange(NamedTuple):
     start: int
     end: int
     startpoint_epoch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{shown_partition(self.partition)} [{self.start}, {self.end})"
 
 
 class RowCounts(NamedTuple):
@@ -123,7 +132,7 @@ class BatchMarks:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BatchMarks":
-        """Read what `to_bytes` wrote. Raises BatchMarksUnreadable."""
+        """Read what `to_bytes` wrote. Raises MarksStoreDamaged."""
         head, position = _head(data)
         try:
             marks = {}
@@ -155,7 +164,7 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
         raise _damaged(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
     if version != VERSION:
         why = f"they have format version {version}, this release reads version {VERSION}"
-        raise BatchMarksUnreadable(f"{why}: run the job with the release that wrote them")
+        raise MarksStoreDamaged(f"{why}: run the job with the release that wrote them")
     try:
         head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
     except ValueError as error:
@@ -163,3 +172,38 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
     if not isinstance(head, dict):
         raise _damaged("the head is no JSON object")
     return head, _HEADER.size + head_bytes
+
+
+class MarksStore(Protocol):
+    """Keeps the marks of queries, keyed (query id, batch). One query owns a store: the one that wrote last."""
+
+    location: str
+    """For messages: where a person finds it."""
+
+    def owner(self) -> str | None:
+        """The query that wrote last; None while the store is empty."""
+
+    def batches(self, query_id: str) -> list[int]:
+        """The batches kept of this query, ascending, with the one that it adopted."""
+
+    def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
+        """What was written last for this batch; None if nothing was, or it was dropped."""
+
+    def write(self, marks: BatchMarks, *, keep: int) -> None:
+        """Store durably before returning; of this query the newest `keep` batches stay, and no other query's do
+        once this one has written `keep` (BatchMarks.drops).
+        """
+
+    def drop_from(self, query_id: str, batch_id: int) -> None:
+        """Forget this query's batches >= batch_id, durably."""
+
+
+def parsed_marks(data: bytes, location: str, batch: tuple[str, int]) -> BatchMarks:
+    """A store's bytes. Raises MarksStoreDamaged, also where they are not of this (query, batch)."""
+    try:
+        marks = BatchMarks.from_bytes(data)
+    except MarksStoreDamaged as error:
+        raise MarksStoreDamaged(f"marks at {location}: {error}") from error
+    if batch != (marks.query_id, marks.batch_id):
+        raise MarksStoreDamaged(f"marks at {location}: it holds batch {marks.batch_id} of query {marks.query_id}")
+    return marks

@@ -20,9 +20,9 @@ own log partition: a source that is spread over a topic's partitions by key, as 
 of them. So each has a mark of its own, and no pair is split.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
@@ -41,6 +41,8 @@ from pyspark.sql.types import (
 )
 
 from filtering.errors import BadFilterSetting
+from filtering.marks import HighwaterMarks, check_window
+from filtering.replay_filter import ReplayFilter, check_ttl
 from filtering.stream_metadata import (
     KEY_BYTES,
     METADATA_HEADER,
@@ -49,24 +51,15 @@ from filtering.stream_metadata import (
     POSITION_BITS,
     PositionBits,
 )
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import FrameUnusable
 from spark_jobs.spark_internals import Numbers, by_prefix, over_connect
 
 assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
 
-Carrier: TypeAlias = Literal["key", "header"]
-CARRIERS: tuple[Carrier, ...] = ("key", "header")
+CARRIERS = ("key", "header")
 
 _HEADERS_TYPE = "array<struct<key: string, value: binary>>"
 _Made = TypeVar("_Made")
-
-
-class CarrierUnusable(SparkJobError):
-    """The frame has no metadata in this carrier: choose another, or select the column that the message names."""
-
-    def __init__(self, carrier: str, column: str, why: str) -> None:
-        super().__init__(f"carrier {carrier!r}: {why}")
-        self.carrier, self.column = carrier, column
 
 
 class MetadataColumns(NamedTuple):
@@ -115,20 +108,19 @@ def pack_stream_metadata(pid: Column, partition: Column, offset: Column) -> Colu
 def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str = "headers") -> Column:
     """The bytes that may be metadata, by carrier: the key column, or the last header named `stream-metadata`.
 
-    Raises CarrierUnusable if the frame lacks the column, or has a key that is no bytes; the sources give headers with
-    `includeHeaders`.
+    Raises FrameUnusable if the frame lacks the column, or has a key that is no bytes; the sources give headers with
+    `includeHeaders`. BadFilterSetting for an unknown carrier.
     """
-    if carrier not in CARRIERS:
-        raise CarrierUnusable(carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
+    _check_carrier(carrier)
     column = key if carrier == "key" else headers
     if column not in df.columns:
         hint = "read with option includeHeaders=true" if carrier == "header" else "select it"
-        raise CarrierUnusable(carrier, column, f"the frame has no column {column!r}: {hint}")
+        raise FrameUnusable(f"carrier {carrier!r}: the frame has no column {column!r}: {hint}")
     if carrier == "key":
         kind = df.schema[key].dataType
         if not isinstance(kind, BinaryType | NullType):
             why = f"the column {key!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
-            raise CarrierUnusable(carrier, column, why)
+            raise FrameUnusable(f"carrier {carrier!r}: {why}")
         return F.col(key)
     named = F.filter(F.col(headers), lambda header: header["key"] == METADATA_HEADER)
     # try_element_at answers null where the array is empty or null; -1 is the last.
@@ -148,19 +140,23 @@ def with_stream_metadata(
     `pid` is a number (`filtering.producer_id`) or a column, `partition` and `offset` the row's source position.
     Carrier `key` sets the column `key`; a row whose key is neither null nor metadata is a business key and fails the
     query: drop the column first, or use carrier `header`, which appends to `headers` (made if absent) the header
-    `stream-metadata` and removes older ones of that name. Raises CarrierUnusable for an unknown carrier.
+    `stream-metadata` and removes older ones of that name. Raises BadFilterSetting for an unknown carrier.
     """
+    _check_carrier(carrier)
     packed = pack_stream_metadata(F.lit(pid) if isinstance(pid, int) else pid, _column(partition), _column(offset))
     if carrier == "key":
         return df.withColumn("key", _unless_business_key(packed) if "key" in df.columns else packed)
-    if carrier != "header":
-        raise CarrierUnusable(carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
     header = F.array(F.struct(F.lit(METADATA_HEADER).alias("key"), packed.alias("value"))).cast(_HEADERS_TYPE)
     if "headers" not in df.columns:
         return df.withColumn("headers", header)
     older = F.coalesce(F.col("headers").cast(_HEADERS_TYPE), F.array().cast(_HEADERS_TYPE))
     others = F.filter(older, lambda old: ~old["key"].eqNullSafe(METADATA_HEADER))
     return df.withColumn("headers", F.concat(others, header))
+
+
+def _check_carrier(carrier: str) -> None:
+    if carrier not in CARRIERS:
+        raise BadFilterSetting("carrier", carrier, f"one of {', '.join(CARRIERS)}")
 
 
 def _unless_business_key(packed: Column) -> Column:
@@ -216,14 +212,6 @@ def by_digits(key: str, position: int) -> Column:
 WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
-class PositionUnfit(SparkJobError):
-    """An expression of a SourcePosition has a type (`kind`) by which records have no order: correct it."""
-
-    def __init__(self, expression: str, kind: str, why: str) -> None:
-        super().__init__(f"position: {expression!r} is {kind}: {why}")
-        self.expression, self.kind, self.why = expression, kind, why
-
-
 @dataclass(frozen=True, slots=True, init=False)
 class SourcePosition:
     """Where a row's columns say that its record first lived; give it to a form of the filter as its `carrier`.
@@ -233,7 +221,7 @@ class SourcePosition:
     each, the one that counts most first, 63 in all. Per producer and source partition it must ascend in the log, but
     for replays. `partition`: the source partition, by default the row's own partition of the log.
     A row whose parts of the position are all null has none: it passes, and is counted as unkeyed.
-    Raises BadFilterSetting; with a frame PositionUnfit for what has no order. A null beside other values, or a number
+    Raises BadFilterSetting; with a frame FrameUnusable for what has no order. A null beside other values, or a number
     outside of its bits fails the query and is named there.
     """
 
@@ -263,13 +251,13 @@ class SourcePosition:
         return len(self.position) > 1
 
     def key(self, df: DataFrame) -> Column:
-        """The 20 bytes of a row, null where it has no position. Raises PositionUnfit."""
+        """The 20 bytes of a row, null where it has no position. Raises FrameUnusable."""
         names = [name for name, _ in self.position]
         kinds = [field.dataType for field in df.select(*map(F.expr, (*self.producer, self.partition, *names))).schema]
         count = len(self.producer)
         for name, kind in zip(self.producer, kinds, strict=False):
             if not isinstance(kind, (*WHOLE, StringType, BinaryType, NullType)):
-                raise PositionUnfit(name, kind.simpleString(), "a producer is a whole number or text")
+                raise _unfit(name, kind, "a producer is a whole number or text")
         for name, kind in zip((self.partition, *names), kinds[count:], strict=True):
             _check_ordered(name, kind)
         is_pid = count == 1 and isinstance(kinds[0], WHOLE)
@@ -300,9 +288,64 @@ def _check_ordered(name: str, kind: DataType) -> None:
         why = "two records may have one instant, and clocks go back: give the place in the source's log"
     elif kind.typeName() in {"float", "double"}:
         why = "large ones are rounded, so two records may have one: give whole numbers"
-    raise PositionUnfit(name, kind.simpleString(), why)
+    raise _unfit(name, kind, why)
+
+
+def _unfit(expression: str, kind: DataType, why: str) -> FrameUnusable:
+    return FrameUnusable(f"position: {expression!r} is {kind.simpleString()}: {why}")
 
 
 def _refusal(name: str, why: str, value: str | None = None) -> str:
     text = f"cast(X'{f'SourcePosition: {name} {why}'.encode().hex()}' as string)"
     return f"raise_error({text if value is None else f'concat({text}, cast({value} as string))'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterRule:
+    """How to filter. `carrier` key, header or a SourcePosition; `window` in offsets; `only_pids`: other PIDs pass.
+
+    `retention_ms`: the topic's retention.ms; `ttl_s` must not be shorter. Raises BadFilterSetting.
+    """
+
+    carrier: str | SourcePosition = "key"
+    window: int = 0
+    only_pids: Iterable[int] | None = None
+    ttl_s: float | None = None
+    retention_ms: InitVar[int | None] = 0
+
+    def __post_init__(self, retention_ms: int | None) -> None:
+        if isinstance(self.carrier, SourcePosition):
+            if self.window and self.carrier.is_tuple:
+                raise BadFilterSetting("window", self.window, "0 where a position has several parts, and no distances")
+        else:
+            _check_carrier(self.carrier)
+        check_window(self.window)
+        if self.only_pids is not None:
+            object.__setattr__(self, "only_pids", frozenset(self.only_pids))
+        self.new_filter(HighwaterMarks())  # refuses the rest
+        check_ttl(self.ttl_s, retention_ms)
+
+    def new_filter(self, marks: HighwaterMarks) -> ReplayFilter:
+        """A filter over these marks."""
+        return ReplayFilter(marks, window=self.window, only_pids=self.only_pids, ttl_s=self.ttl_s)
+
+    def key(self, df: DataFrame) -> Column:
+        """The bytes of a row that may be metadata. Raises FrameUnusable."""
+        return self.carrier.key(df) if isinstance(self.carrier, SourcePosition) else carrier_key(self.carrier, df)
+
+    @property
+    def pid_condition(self) -> str:
+        """Whether the column `pid` is one of `only_pids`, in SQL; true without any."""
+        if self.only_pids is None:
+            return "true"
+        return f"pid in ({', '.join(map(str, sorted(self.only_pids)))})" if self.only_pids else "false"
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether bytes that a producer wrote for another purpose may be taken for metadata."""
+        return not isinstance(self.carrier, SourcePosition)
+
+    @property
+    def counts_gaps(self) -> bool:
+        """Whether missing source offsets of a pair are missing records."""
+        return not (isinstance(self.carrier, SourcePosition) and self.carrier.is_tuple)

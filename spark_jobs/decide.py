@@ -26,6 +26,7 @@ inside a stretch: its run must have no holes, or no other run may be inside its 
 overlap, a maximum inside a run with holes) the rows decide one by one. A row in two runs makes these overlap.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -35,11 +36,12 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.marks import UNKNOWN, HighwaterMarks
+from filtering.replay_filter import FilterCounts
 from filtering.rule import group_pairs, highest_before
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.columns import FilterRule
 from spark_jobs.errors import FrameChanged
-from spark_jobs.filter_settings import BatchCounts, FilterRule, looks_unlikely
-from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
+from spark_jobs.mark_epochs import Epoch, by_epoch, carried, epochs_mixed
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -50,10 +52,80 @@ NO_PAIR = -1
 HOLE_MAX = 1024
 """Stretches are joined over fewer missing offsets than this, so that no stretch is much longer than its rows."""
 
+_NAMED_IN_LOG = 10
+PARTITIONS_LIKELY = 1 << 20
+OFFSETS_LIKELY = 1 << 53
+"""No source has numbers as high; of random keys that parse, all but one in two million have one of them."""
+
 _WORD_BITS = 64
 BITMAP_WORDS = 16
 BITMAP_OFFSETS = BITMAP_WORDS * _WORD_BITS
 """The number of log offsets in one bitmap."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What became of a batch's rows. rows = kept + dropped + unkeyed; late rows are among the dropped.
+
+    `unkeyed` passed untouched: no metadata, or a PID outside of `only_pids`. `jumped`: source offsets that marks
+    passed over, 0 as long as nothing is missing. `all_dropped`: (topic, pid, source partition) of pairs of which no row
+    passed. `skipped`: the batch had been stored before, the handler was not called; kept and dropped are 0.
+    `unlikely_pairs` name a source partition or offset that no source has, as business keys of 20 bytes do
+    that are metadata by chance.
+    """
+
+    batch_id: int
+    rows: int
+    unkeyed: int
+    pairs: int
+    kept: int = 0
+    dropped: int = 0
+    late: int = 0
+    jumped: int = 0
+    all_dropped: tuple[tuple[str, int, int], ...] = ()
+    skipped: bool = False
+    unlikely_pairs: int = 0
+
+    def added_to(self, before: FilterCounts | None) -> FilterCounts:
+        """The sums of the batches before, with this one: what `pushrep.status.JobStatus` shows."""
+        if self.skipped and before is not None:
+            return before
+        return FilterCounts(
+            kept=self.kept,
+            dropped=self.dropped,
+            unkeyed=0 if self.skipped else self.unkeyed,
+            other_pids=0,
+            late=self.late,
+            pairs=self.pairs,
+            jumped=self.jumped,
+        ).added_to(before)
+
+
+def warn_of(log: logging.Logger, what: str, counts: BatchCounts) -> None:
+    """Warn of pairs of which every row was dropped, and of business keys that are taken for metadata.
+
+    what: whose counts they are.
+    """
+    if counts.all_dropped:
+        log.warning(
+            "%s: every row of %d (topic, pid, source partition) was dropped: %s%s; a part of the source that is "
+            "read again looks like this, and so does a re-used PID, or a source that began again at offset 0",
+            what,
+            len(counts.all_dropped),
+            list(counts.all_dropped[:_NAMED_IN_LOG]),
+            " and more" if len(counts.all_dropped) > _NAMED_IN_LOG else "",
+        )
+    if counts.unlikely_pairs:
+        log.warning(
+            "%s: %d of %d (pid, source partition) name a source partition from %d or an offset from %d on, which no "
+            "source has: business keys of 20 bytes look like this, and one that comes again, or out of order, is "
+            "dropped. Name your producers (only_pids, --only-pid), or carry the metadata in a header",
+            what,
+            counts.unlikely_pairs,
+            counts.pairs,
+            PARTITIONS_LIKELY,
+            OFFSETS_LIKELY,
+        )
 
 
 class Runs(NamedTuple):
@@ -152,14 +224,13 @@ class PartitionRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """Which rows of a batch drop, the marks and log ranges after it, and its counts (of batch number 0).
+    """Which rows of a batch drop, the marks after it, and its counts (of batch number 0).
 
     dropped: log offsets, by (topic, partition); all other rows pass. by_runs: the batch has rows, and their runs
     decided.
     """
 
     marks: Mapping[MarksKey, HighwaterMarks]
-    ranges: tuple[LogRange, ...]
     counts: BatchCounts
     dropped: Mapping[tuple[str, int], Stretches | Bitmaps]
     by_runs: bool
@@ -171,7 +242,7 @@ def decide(
     """The verdict on a batch; None if its rows have to decide one by one.
 
     before: the marks after the previous batch. now_ms: the time of the last advance of each pair whose mark rises.
-    Raises PairSplit for a pair in two log partitions, EpochsMixed for a partition in two startpoint epochs.
+    Raises PairSplit for a pair in two log partitions, FrameUnusable for a partition in two startpoint epochs.
     """
     in_order = sorted(found, key=lambda one: (one.topic, one.partition))
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
@@ -211,11 +282,16 @@ def decide(
     )
     return BatchVerdict(
         {key: m for key, m in marks.items() if len(m)},
-        ranges_of(in_order),
         counts,
         {where: verdict.dropped for where, verdict in verdicts.items() if len(verdict.dropped[0])},
         bool(in_order) and all(one.verdict is None for one in in_order),
     )
+
+
+def looks_unlikely(marks: HighwaterMarks) -> Mask:
+    """Which pairs no real source can have: their keys probably are metadata by chance."""
+    columns = marks.to_columns()
+    return (columns.partitions >= PARTITIONS_LIKELY) | (columns.offsets >= OFFSETS_LIKELY)
 
 
 def ranges_of(found: Iterable[PartitionRows]) -> tuple[LogRange, ...]:
@@ -319,12 +395,12 @@ def _advanced_at(
 
 
 def epochs_of(own: Iterable[PartitionRows]) -> dict[int, Epoch]:
-    """The epoch of each log partition of one topic. Raises EpochsMixed."""
+    """The epoch of each log partition of one topic. Raises FrameUnusable."""
     epochs: dict[int, Epoch] = {}
     for one in own:
         epoch = Epoch(one.startpoint_epoch, one.marks_epoch)
         if epochs.setdefault(one.partition, epoch) != epoch:
-            raise EpochsMixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
+            raise epochs_mixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
     return epochs
 
 

@@ -12,14 +12,16 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from spark_jobs.batch_marks import BatchMarks
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged, parsed_marks
+from spark_jobs.batch_marks import BatchMarks, MarksFenced, MarksStoreDamaged, parsed_marks
+from spark_jobs.errors import MarksMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark_jobs.sinks.hadoop import HadoopDirectory
 
 _NAME = re.compile(r"([0-9]{20})-([0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
 _WRITING = ".writing"
@@ -50,25 +52,8 @@ class _File(NamedTuple):
 _NOTHING = _File(-1, -1, "")
 
 
-class Directory(Protocol):
-    """What FileMarks needs of a directory; it need not exist."""
-
-    def names(self) -> list[str]:
-        """The names in it; none if it does not exist."""
-        ...
-
-    def read_bytes(self, name: str) -> bytes: ...
-    def create_bytes(self, name: str, data: bytes) -> bool:
-        """Durable, whole or not at all; False where `name` is there already."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Gone already is fine."""
-        ...
-
-
 class LocalDirectory:
-    """A directory of this machine; made when its first file is."""
+    """A directory of this machine, as HadoopDirectory is one of another file system; made when its first file is."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,10 +136,9 @@ class FileMarks:
     def __init__(self, path: str | Path, session: "SparkSession | None" = None, *, read_only: bool = False) -> None:
         self.location = str(path)
         self._session, self._read_only = session, read_only
-        self._directory: Directory | None = None
+        self._directory: LocalDirectory | HadoopDirectory | None = None
         self._last: _File | None = None  # the newest write that this store has seen or made
         self._latest: tuple[_File, BatchMarks] | None = None  # what was read or written last
-        self._listed: tuple[list[str], list[_File]] = [], []  # names as they were found, and what they mean
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""
@@ -184,7 +168,7 @@ class FileMarks:
         files = self._files()
         new = _File(files[-1].sequence + 1 if files else 0, marks.batch_id, marks.query_id)
         if _NAME.fullmatch(new.name) is None:
-            raise MarksStoreDamaged(self.location, f"a query id {marks.query_id!r} is no name of a file")
+            raise MarksStoreDamaged(f"marks at {self.location}: a query id {marks.query_id!r} is no name of a file")
         if not self._opened().create_bytes(new.name, marks.to_bytes()):
             raise MarksFenced(self.location, marks.query_id, marks.batch_id)
         self._last, self._latest = new, (new, marks)
@@ -204,11 +188,8 @@ class FileMarks:
 
     def _files(self) -> list[_File]:
         """In the order in which they were written."""
-        names = self._opened().names()
-        if names != self._listed[0]:
-            matches = map(_NAME.fullmatch, names)
-            self._listed = names, sorted(_File(int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
-        files = self._listed[1]
+        matches = map(_NAME.fullmatch, self._opened().names())
+        files = sorted(_File(int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
         if self._read_only:
             return files
         newest = files[-1] if files else _NOTHING
@@ -218,21 +199,19 @@ class FileMarks:
             raise MarksFenced(self.location, later.query_id, later.batch_id)
         return files
 
-    def _opened(self) -> Directory:
+    def _opened(self) -> "LocalDirectory | HadoopDirectory":
+        if self._directory is None and (place := local_path(self.location)) is not None:
+            self._directory = LocalDirectory(place)
         if self._directory is None:
-            place = local_path(self.location)
-            self._directory = self._in_spark() if place is None else LocalDirectory(place)
+            from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed for this machine's disk
+
+            from spark_jobs.sinks.hadoop import HadoopDirectory  # noqa: PLC0415
+
+            session = self._session or SparkSession.getActiveSession()
+            if session is None:
+                raise MarksMissing(f"marks at {self.location}: no Spark session is active here: give one")
+            directory = HadoopDirectory(session, self.location)
+            if not self._read_only:
+                directory.check_new_objects(once=True)
+            self._directory = directory
         return self._directory
-
-    def _in_spark(self) -> Directory:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed for this machine's disk
-
-        from spark_jobs.sinks.hadoop import HadoopDirectory  # noqa: PLC0415
-
-        session = self._session or SparkSession.getActiveSession()
-        if session is None:
-            raise MarksStoreDamaged(self.location, "no Spark session is active here: give one")
-        directory = HadoopDirectory(session, self.location)
-        if not self._read_only:
-            directory.check_new_objects(once=True)
-        return directory

@@ -28,14 +28,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import NullType, StringType
 
 from filtering.marks import HighwaterMarks
-from filtering.replay_filter import check_ttl
 from filtering.stream_metadata import KEY_BYTES
 from pushrep.env import SYSTEM_CLOCK
-from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.columns import WHOLE, SourcePosition, key_numbers, made_once
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.columns import WHOLE, FilterRule, SourcePosition, key_numbers, made_once
 from spark_jobs.decide import (
     BITMAP_OFFSETS,
     NO_PAIR,
+    BatchCounts,
     BatchVerdict,
     Bitmaps,
     PartitionRows,
@@ -43,12 +43,12 @@ from spark_jobs.decide import (
     Stretches,
     check_unchanged,
     decide,
+    warn_of,
 )
-from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of
+from spark_jobs.errors import FrameUnusable
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
-from spark_jobs.row_decision import DECIDED, decide_rows, decided
-from spark_jobs.spark_internals import over_connect, to_arrow, use_driver_python
+from spark_jobs.row_decision import DECIDED, check_places, decide_rows, decided
+from spark_jobs.spark_internals import over_connect, setting, to_arrow, use_driver_python
 
 KEY = "_pushrep_key"
 """The column with the bytes that may be metadata, from any carrier, while a frame is inside the filter."""
@@ -62,7 +62,11 @@ _CORES_LIKELY = 8
 STRETCHES_MAX = 64
 """With more stretches than this, bitmaps select the rows that drop: each stretch is a comparison for every row."""
 
+WITHOUT_RUNS = 16
+"""After a batch that was searched for runs in vain 1 batch is filtered without, then 2, 4, 8, at last this many."""
+
 _LOG = logging.getLogger(__name__)
+_SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
 _QUOTED = tuple(f"`{name}`" for name in _COLUMNS)  # with spark.sql.ansi.enforceReservedKeywords these are keywords
 _EPOCHS = tuple(f"coalesce(cast(`{name}` as bigint), 0L) as `{name}`" for name in EPOCH_COLUMNS)
@@ -73,7 +77,7 @@ _BITMAP_SCHEMA = f"{_BITMAP[0]} string, {_BITMAP[1]} int, {_BITMAP[2]} bigint, {
 
 @dataclass(frozen=True, slots=True)
 class FilteredFrame:
-    """A filtered batch frame: `rows` pass, `dropped` do not; `marks` and `ranges` are those after all of its rows.
+    """A filtered batch frame: `rows` pass, `dropped` do not; `marks` are those after all of its rows.
 
     Reading `rows` or `dropped` reads the frame again, which must give the same rows each time.
     """
@@ -97,11 +101,6 @@ class FilteredFrame:
     def marks(self) -> Mapping[MarksKey, HighwaterMarks]:
         """The marks after all rows of the frame."""
         return self.verdict.marks
-
-    @property
-    def ranges(self) -> tuple[LogRange, ...]:
-        """The log ranges of all rows, one for each log partition, sorted."""
-        return self.verdict.ranges
 
     def counts(self) -> BatchCounts:
         """The counts of rows kept and dropped. They are known before `rows` is read."""
@@ -163,12 +162,11 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
         `SourcePosition` for rows without metadata.
     marks: those before the frame, `{MarksKey(topic): HighwaterMarks}`.
     ttl_s: needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
-    Raises FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting; LogRowTwice is
-    raised in a worker, and is text in Spark's exception.
+    Raises FrameUnusable, PairSplit, BadFilterSetting; what is raised in a worker is text in Spark's
+    exception.
     """
-    pids = None if only_pids is None else frozenset(only_pids)
-    rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
-    check_ttl(ttl_s, retention_ms)
+    rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
+    use_driver_python(df.sparkSession)
     keyed = keyed_frame(df, rule)
     found = by_runs(keyed, rule)
     if found is None:
@@ -221,38 +219,27 @@ def _inside(topic: str, partition: int, start: int, end: int) -> str:
     return f"(`offset` between {low} and {high} and `partition` = {own} and topic = {name})"
 
 
-class FrameUnusable(SparkJobError):
-    """The frame can't be filtered: a column that the filter needs is missing, of another type, or has nulls."""
-
-    def __init__(self, column: str, why: str) -> None:
-        super().__init__(f"column {column!r}: {why}")
-        self.column, self.why = column, why
-
-
 def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
-    """The frame with the additional column KEY. Raises FrameUnusable, CarrierUnusable, PositionUnfit."""
+    """The frame with the additional column KEY. Raises FrameUnusable."""
     for column in _COLUMNS:
         if column not in df.columns:
-            raise FrameUnusable(
-                column,
-                "it is missing; the filter needs topic, partition and offset: select these columns of the source",
-            )
+            why = "it is missing; the filter needs topic, partition and offset: select these columns of the source"
+            raise FrameUnusable(f"column {column!r}: {why}")
         kind = df.schema[column].dataType
         if not isinstance(kind, (StringType, NullType) if column == "topic" else (*WHOLE, NullType)):
             wanted = "text" if column == "topic" else "a whole number (bigint), by which the log is in order"
-            raise FrameUnusable(column, f"it is {kind.simpleString()}: cast it to {wanted}")
+            raise FrameUnusable(f"column {column!r}: it is {kind.simpleString()}: cast it to {wanted}")
     missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
     if len(missing) == 1:
         why = f"it is missing; select both {' and '.join(EPOCH_COLUMNS)} of the source, or neither"
-        raise FrameUnusable(missing[0], why)
-    use_driver_python(df.sparkSession)
+        raise FrameUnusable(f"column {missing[0]!r}: {why}")
     return df.withColumn(KEY, rule.key(df))
 
 
 def by_runs(keyed: DataFrame, rule: FilterRule) -> list[PartitionRows] | None:
     """The content of a keyed frame by log partition, with its runs; None if there are too many runs, or with a window.
 
-    Raises FrameUnusable for null topics, partitions or offsets, EpochsMixed.
+    Raises FrameUnusable for null topics, partitions or offsets.
     """
     if rule.window:
         return None
@@ -262,20 +249,40 @@ def by_runs(keyed: DataFrame, rule: FilterRule) -> list[PartitionRows] | None:
     found = to_arrow(keyed.select(*columns).groupBy(*groups).agg(*bounds).limit(RUNS_MAX + 1))
     if found.num_rows > RUNS_MAX:
         return None
-    for column, found_as in (("topic", "topic"), ("partition", "partition"), ("offset", "place")):
-        if found[found_as].null_count:
-            raise FrameUnusable(
-                column, "a row has a null there; the filter needs topic, partition and offset of each row"
-            )
+    check_places(found["topic"], found["partition"], found["place"])
     in_order = [(name, "ascending") for name in ("topic", "partition", *EPOCH_COLUMNS) if name in found.column_names]
     return list(_partitions_of(found.sort_by(in_order)))
+
+
+class FirstPass:
+    """The first pass over the batches of a query: by runs, unless those of batches shortly before decided nothing."""
+
+    def __init__(self, rule: FilterRule) -> None:
+        self._rule = rule
+        self.runs_decided()
+
+    def runs_decided(self) -> None:
+        """Look for runs in the next batch, too."""
+        self._without_runs = self._pause = 0  # batches before runs are looked for again: still to come, and in all
+
+    def look(self, keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks]) -> list[PartitionRows]:
+        """The content of a keyed frame. After it the next batches go without runs, unless these decided."""
+        found = None
+        if self._without_runs:
+            self._without_runs -= 1
+        else:
+            spark = keyed.sparkSession  # the query's own session, where Spark's default of 200 tasks may be changed
+            with setting(spark, _SHUFFLE, min(cores_of(spark), int(spark.conf.get(_SHUFFLE) or 200))):
+                found = by_runs(keyed, self._rule)
+            self._without_runs = self._pause = min(2 * self._pause or 1, WITHOUT_RUNS)
+        return by_rows(keyed, before, self._rule) if found is None else found
 
 
 def by_rows(keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks], rule: FilterRule) -> list[PartitionRows]:
     """The content of a keyed frame by log partition, and which rows drop. before: the marks before the frame.
 
-    Raises as `by_runs`, and LogRowTwice. An error in a worker is text in Spark's exception. Each log partition is one
-    task, so few of them use few cores.
+    Raises as `by_runs`, and for a record that stands twice. An error in a worker is text in Spark's exception. Each log
+    partition is one task, so few of them use few cores.
     """
 
     def decide_in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

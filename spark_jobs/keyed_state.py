@@ -5,7 +5,7 @@
 
 Rows are sent as chunks (row_chunks.py), so that each column keeps its type and value, and Spark's operator does not
 convert each cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as all other consumers
-(pair_decision.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch
+(row_chunks.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch
 (mark_epochs.py). Rows without metadata are in separate chunks; the operator passes them on and stores nothing for them,
 so the source is read once.
 
@@ -23,11 +23,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 
 from filtering.marks import UNKNOWN, HighwaterMarks
-from filtering.replay_filter import check_ttl
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.columns import SourcePosition
+from spark_jobs.columns import FilterRule, SourcePosition
+from spark_jobs.decide import looks_unlikely
 from spark_jobs.errors import SparkUnfit
-from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.frame import KEY, keyed_frame
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
@@ -39,10 +38,19 @@ from spark_jobs.operator_counts import (
     observed_after,
     observed_before,
 )
-from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
-from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
+from spark_jobs.row_chunks import (
+    CHUNK_BYTES,
+    PACKED,
+    PairChunk,
+    PairMarks,
+    PairName,
+    decide_pair,
+    is_outside,
+    pack_rows,
+    unpack_rows,
+)
 from spark_jobs.row_decision import quiet_filter
-from spark_jobs.spark_internals import release, too_old
+from spark_jobs.spark_internals import release, too_old, use_driver_python
 
 try:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -66,9 +74,9 @@ def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
     """One group's chunks (PACKED) → its output (DECIDED), and the pair's marks after it."""
     if is_outside(name.source_partition):
         return outside_frames(frames), known
-    answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
-    unlikely = rule.may_be_chance and bool(looks_unlikely(answer.after.marks).any())
-    return _frames(answer.kept, reports.of(name, answer.counts, is_unlikely=unlikely)), answer.after
+    kept, after, counts = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
+    unlikely = rule.may_be_chance and bool(looks_unlikely(after.marks).any())
+    return _frames(kept, reports.of(name, counts, is_unlikely=unlikely)), after
 
 
 def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -143,14 +151,18 @@ class PairProcessor(StatefulProcessor):
             self._look_again(HighwaterMarks.from_bytes(packed), int(timerValues.getCurrentProcessingTimeInMs()))
 
     def _look_again(self, marks: HighwaterMarks, now_ms: int) -> None:
-        """Set this pair's only timer to the time when its marks expire, unless they rise until then."""
         assert self._rule.ttl_s is not None, "without ttl_s nothing expires, and the time mode is None"
-        advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
-        since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
-        self._handle.registerTimer(max(now_ms, since_ms + int(self._rule.ttl_s * 1000)) + 1)
+        self._handle.registerTimer(expires_ms(marks, now_ms, self._rule.ttl_s))
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+def expires_ms(marks: HighwaterMarks, now_ms: int, ttl_s: float) -> int:
+    """When a pair's marks expire, unless they rise until then: the time of its only timer."""
+    advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
+    since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
+    return max(now_ms, since_ms + int(ttl_s * 1000)) + 1
 
 
 def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
@@ -174,14 +186,10 @@ def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFram
                 return
         state.update((after.epoch, after.marks.to_bytes()))
         if rule.ttl_s is not None:
-            advanced_ms = int(after.marks.to_columns().advanced_ms.max(initial=UNKNOWN))
-            since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
-            state.setTimeoutDuration(max(0, (since_ms or 0) + int(rule.ttl_s * 1000) - (now_ms or 0)) + 1)
+            state.setTimeoutDuration(expires_ms(after.marks, now_ms or 0, rule.ttl_s) - (now_ms or 0))
 
     return decide
 
-
-__all__ = ["filter_replays"]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -211,28 +219,22 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
         from the state. A re-run of the batch has the same timestamp. It needs `retention_ms`, the topic's retention.ms
         (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
     metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
-    Raises SparkUnfit, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
+    Raises SparkUnfit, FrameUnusable, BadFilterSetting; inside the
     query PairSplit.
     """
-    pids = None if only_pids is None else frozenset(only_pids)
-    rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
-    check_ttl(ttl_s, retention_ms)
-    keyed, packing = _packing(df, rule)
+    rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
+    use_driver_python(df.sparkSession)
+    keyed, key, travels = keyed_frame(df, rule), KEY, rule.carrier == "key"
+    if travels:  # the column `key` of the frame has the bytes already
+        keyed, key = keyed.drop(KEY), "key"
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_rows(batches, packing)
+        return pack_rows(batches, key, travels=travels, only_pids=rule.only_pids)
 
     packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics).groupBy(*_PAIR)
     decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
     kept = observed_after(decided, metrics).where("data is not null")
     return kept.mapInArrow(unpack_rows, df.schema)
-
-
-def _packing(df: DataFrame, rule: FilterRule) -> tuple[DataFrame, Packing]:
-    keyed = keyed_frame(df, rule)
-    if rule.carrier == "key":  # the column `key` of the frame has the bytes already
-        return keyed.drop(KEY), Packing("key", travels=True, only_pids=rule.only_pids)
-    return keyed, Packing(KEY, only_pids=rule.only_pids)
 
 
 def _in_stream(
@@ -285,24 +287,16 @@ def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, Hi
 
 
 def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:
-    """(topic, pid, source partition) → its marks; those of the newest epoch if it has marks in several."""
-    return {
-        (key.topic, *pair): PairMarks(key.startpoint_epoch, single)
-        for key, topic_marks in sorted(marks.items(), key=lambda item: item[0])
-        for pair, single in _singles(topic_marks)
-    }
-
-
-def _singles(marks: HighwaterMarks) -> Iterator[tuple[tuple[int, int], HighwaterMarks]]:
-    """Yield each pair with marks that hold this pair alone."""
-    columns = marks.to_columns()
-    for row, (pair, _) in enumerate(marks.items()):
-        yield (
-            pair,
-            HighwaterMarks.from_columns(
+    """(topic, pid, source partition) → its marks alone; those of the newest epoch if it has marks in several."""
+    found = {}
+    for key, own in sorted(marks.items(), key=lambda item: item[0]):
+        columns = own.to_columns()
+        for row, (pair, _) in enumerate(own.items()):
+            single = HighwaterMarks.from_columns(
                 *(column[row : row + 1] for column in columns[:4]),
                 advanced_ms=columns.advanced_ms[row : row + 1],
                 bitmaps=columns.bitmaps[row : row + 1],
                 window=columns.window,
-            ),
-        )
+            )
+            found[key.topic, *pair] = PairMarks(key.startpoint_epoch, single)
+    return found

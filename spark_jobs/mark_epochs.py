@@ -21,25 +21,21 @@ import numpy.typing as npt
 from filtering.errors import shown_partition
 from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import FrameUnusable
 
-STARTPOINT_EPOCH, MARKS_EPOCH = "startpoint_epoch", "marks_epoch"
-EPOCH_COLUMNS = (STARTPOINT_EPOCH, MARKS_EPOCH)
+EPOCH_COLUMNS = ("startpoint_epoch", "marks_epoch")
 
 Numbers = npt.NDArray[np.int64]
 
 
-class EpochsMixed(SparkJobError):
-    """One log partition came in two startpoint epochs at once: filter each alone, in the order of their numbers."""
-
-    def __init__(self, topic: str | None, partition: int, epochs: Iterable[int]) -> None:
-        found = ", ".join(map(str, sorted(set(epochs))))
-        where = f"partition {shown_partition(partition)} of {topic if topic is not None else 'the topic'}"
-        super().__init__(
-            f"EpochsMixed: {where} came in the startpoint epochs {found} at once; a batch of the source has one. "
-            "Filter the frame once for each, in ascending order, or drop the columns startpoint_epoch and marks_epoch"
-        )
-        self.topic, self.partition = topic, partition
+def epochs_mixed(topic: str | None, partition: int, epochs: Iterable[int]) -> FrameUnusable:
+    """The refusal of a log partition that came in two startpoint epochs at once."""
+    found = ", ".join(map(str, sorted(set(epochs))))
+    where = f"partition {shown_partition(partition)} of {topic if topic is not None else 'the topic'}"
+    return FrameUnusable(
+        f"{where} came in the startpoint epochs {found} at once; a batch of the source has one. "
+        "Filter the frame once for each, in ascending order, or drop the columns startpoint_epoch and marks_epoch"
+    )
 
 
 class Epoch(NamedTuple):
@@ -64,14 +60,6 @@ def carried(
             marks = marks.without_rows(np.flatnonzero(np.isin(_destinations(marks, seen), begun_anew)))
         going_on = going_on.merge(marks)
     return going_on
-
-
-class LowestHeld(NamedTuple):
-    """Columns: pairs, and the lowest source offset of each among the table's rows that are to be read again."""
-
-    pids: Numbers
-    partitions: Numbers
-    offsets: Numbers
 
 
 def taken_back(
@@ -103,13 +91,15 @@ def taken_back(
     return {key: marks for key, marks in found.items() if len(marks)} if forgotten else before
 
 
-def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
+def lowered(marks: HighwaterMarks, lowest: HighwaterMarks) -> HighwaterMarks:
     """The marks as they were before the filter kept the rows that the table holds. Without a window.
+
+    lowest: the lowest source offset of each pair among the table's rows that are to be read again.
 
     The rows that the filter kept of a pair ascend, so before them the mark was below the lowest. The mark of a pair
     without such rows does not change.
     """
-    columns = marks.with_window(0).to_columns()
+    columns, held = marks.with_window(0).to_columns(), lowest.to_columns()
     rows = marks.find(held.pids, held.partitions)
     offsets = columns.offsets.copy()
     offsets[rows[rows >= 0]] = np.minimum(offsets[rows[rows >= 0]], held.offsets[rows >= 0] - 1)

@@ -20,75 +20,15 @@ import numpy as np
 
 from filtering.marks import HighwaterMarks, select_rows
 from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
-from pushrep.errors import PushrepError
-from spark_jobs.batch_marks import BatchMarks, MarksKey, RowCounts
-from spark_jobs.errors import SparkJobError
-from spark_jobs.file_marks import local_path
-from spark_jobs.marks import KEEP_ALL, MarksStore
-from spark_jobs.marks_stores import NoSuchMarks, is_database, opened
+from spark_jobs.batch_marks import BatchMarks, MarksKey, MarksStore
+from spark_jobs.errors import MarksMissing
+from spark_jobs.marks_stores import BATCHES_SHOWN, batch_of, is_database, marks_of, opened, owner_of, why_unreadable
 
-BATCHES_SHOWN = 20
-_UNKNOWN: dict[str, int | None] = dict.fromkeys(RowCounts._fields)
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-_PAIR = re.compile(r"(?P<pid>-?[0-9]+):(?P<partition>[0-9]+)(=(?P<offset>-1|[0-9]+))?")
+_PAIR = re.compile(r"(-?[0-9]+):([0-9]+)=(-1|[0-9]+)")
 IMPORTED = "imported"
 """The query to which a pair belongs that is imported into an empty store."""
-
-
-def look(place: str) -> dict[str, Any]:
-    """What the console shows of a query: {"place", "query", "batches", "marks"}, or {"place", "why"} where nothing can
-    be read.
-
-    place: "orders-checkpoint-marks", or a database's URL, #, and the table of the rows. batches: the newest, ascending.
-    marks: of the last one.
-    """
-    try:
-        owner, found = _newest(place)
-    except (SparkJobError, PushrepError, OSError) as error:
-        return {"place": place, "why": str(error)}
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in {"psycopg", "sqlite3"}:
-            raise
-        return {"place": place, "why": f"the database of the marks: {error}"}
-    marks = marks_of(found[-1]) if found else []
-    return {"place": place, "query": owner, "batches": [batch_of(one) for one in found], "marks": marks}
-
-
-def _newest(place: str) -> tuple[str, list[BatchMarks]]:
-    url, _, table = place.partition("#") if is_database(place) else (place, "", "")
-    if not is_database(place) and local_path(place) is None:
-        raise NoSuchMarks(place, "shown are those of a directory of this machine, or of a database")
-    with opened(url, table or None) as store:
-        if (owner := store.owner()) is None:
-            raise NoSuchMarks(store.location, "it holds no marks")
-        numbers = store.batches(owner)[-BATCHES_SHOWN:]
-        return owner, [one for one in (store.read(owner, number) for number in numbers) if one is not None]
-
-
-def batch_of(batch: BatchMarks) -> dict[str, Any]:
-    """A batch's number and counts."""
-    counts = _UNKNOWN if batch.counts is None else batch.counts._asdict()
-    return {"batch": batch.batch_id, "read": sum(one.end - one.start for one in batch.ranges), **counts}
-
-
-def marks_of(batch: BatchMarks) -> list[dict[str, Any]]:
-    """The marks of a batch, a pair each, sorted."""
-    return [
-        {
-            "topic": key.topic,
-            "startpoint_epoch": key.startpoint_epoch,
-            "pid": pid,
-            "partition": partition,
-            "offset": entry.offset,
-            "destination_partition": entry.destination_partition,
-            "advanced_ms": entry.advanced_ms,
-            "not_seen": min(entry.offset, marks.window) - int.from_bytes(entry.bitmap).bit_count(),
-            "window": marks.window,
-        }
-        for key, marks in sorted(batch.marks.items())
-        for (pid, partition), entry in marks.items()
-    ]
 
 
 class Pair(NamedTuple):
@@ -102,24 +42,15 @@ class Pair(NamedTuple):
         return f"pid {self.pid} partition {self.partition}"
 
 
-class PairType(click.ParamType[Pair]):
-    """PID:PARTITION, with `=OFFSET` if a mark is given."""
-
-    name = "pair"
-
-    def __init__(self, *, with_offset: bool) -> None:
-        self._with_offset = with_offset
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pair:
-        if isinstance(value, Pair):
-            return value
-        found = _PAIR.fullmatch(value)
-        if found is None or (found["offset"] is not None) != self._with_offset:
-            self.fail(f"{value!r} is not PID:PARTITION{'=OFFSET' if self._with_offset else ''}", param, ctx)
-        pair = Pair(int(found["pid"]), int(found["partition"]), int(found["offset"] or -1))
-        if not -(2**63) <= pair.pid < 2**63 or pair.partition > PARTITION_MAX or pair.offset > OFFSET_MAX:
-            self.fail(f"{value!r} has a number that is too large", param, ctx)
-        return pair
+def pair_and_offset(text: str) -> Pair:
+    """PID:PARTITION=OFFSET."""
+    found = _PAIR.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not PID:PARTITION=OFFSET")
+    pair = Pair(*map(int, found.groups()))
+    if not -(2**63) <= pair.pid < 2**63 or pair.partition > PARTITION_MAX or pair.offset > OFFSET_MAX:
+        raise click.BadParameter(f"{text!r} has a number that is too large")
+    return pair
 
 
 @click.group()
@@ -134,24 +65,20 @@ def marks() -> None:
 @click.argument("store")
 @_TABLE
 @click.option("--batch", type=int, help="Which batch's ranges and marks.  [default: the last]")
-@click.option("--pair", type=PairType(with_offset=False), metavar="PID:PARTITION", help="Only this pair's mark.")
 @_JSON
-def show(store: str, table: str | None, batch: int | None, pair: Pair | None, as_json: bool) -> None:  # noqa: FBT001
+def show(store: str, table: str | None, batch: int | None, as_json: bool) -> None:  # noqa: FBT001
     """The query, what its batches kept and dropped, and a batch's marks.
 
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
-    pushrep marks show orders-checkpoint-marks --pair 4711:0
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
-        location, query_id = found.location, _owner(found)
+        location, query_id = found.location, owner_of(found)
         batches = found.batches(query_id)
-        shown = _read(found, query_id, _last(found, query_id) if batch is None else batch)
+        shown = _read(found, query_id, found.batches(query_id)[-1] if batch is None else batch)
         newest = [one for number in batches[-BATCHES_SHOWN:] if (one := found.read(query_id, number)) is not None]
-    lines = [
-        one for one in marks_of(shown) if pair is None or (one["pid"], one["partition"]) == (pair.pid, pair.partition)
-    ]
+    lines = marks_of(shown)
     counted = [batch_of(one) for one in newest]
     if as_json:
         last = {"batch": shown.batch_id, "ranges": [one._asdict() for one in shown.ranges], "marks": lines}
@@ -162,11 +89,9 @@ def show(store: str, table: str | None, batch: int | None, pair: Pair | None, as
     for line in _table_of(counted):
         click.echo(line)
     for read in shown.ranges:
-        click.echo(f"  batch {shown.batch_id} read {read.topic}-{read.partition} [{read.start}, {read.end})")
+        click.echo(f"  batch {shown.batch_id} read {read}")
     for mark in lines:
         click.echo(f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}")
-    if pair is not None and not lines:
-        click.echo(f"  {pair}: no mark")
 
 
 @marks.command(short_help="Write a batch's marks into a file.")
@@ -182,13 +107,10 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
     pushrep marks export orders-checkpoint-marks orders.marks
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
-        query_id = _owner(found)
-        wanted = _read(found, query_id, _last(found, query_id) if batch is None else batch)
-    try:
-        with file.open("xb") as out:
-            out.write(wanted.to_bytes())
-    except OSError as error:
-        raise click.ClickException(f"{file} can't be written: {error.strerror}; name a new file") from error
+        query_id = owner_of(found)
+        wanted = _read(found, query_id, found.batches(query_id)[-1] if batch is None else batch)
+    with _errors(), file.open("xb") as out:
+        out.write(wanted.to_bytes())
     result = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
     text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
     click.echo(json.dumps(result) if as_json else text)
@@ -200,7 +122,7 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
 @_TABLE
 @click.option(
     "--pair",
-    type=PairType(with_offset=True),
+    type=pair_and_offset,
     metavar="PID:PARTITION=OFFSET",
     help="One pair's mark: what is above OFFSET passes. -1 forgets the pair.",
 )
@@ -233,7 +155,7 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
         before = _before(found, store, replaces=replaces)
         changed = _whole(before, given, store) if pair is None else _with_pair(before, pair, topic, found.location)
         if not dry_run:
-            found.write(changed, keep=KEEP_ALL)
+            found.write(changed, keep=1 << 30)
     adopt = f"{changed.query_id}:{changed.batch_id}"
     if as_json:
         result = {"store": store, "adopt": adopt, "marks": _count(changed), "dry_run": dry_run}
@@ -261,7 +183,7 @@ def _before(found: MarksStore, store: str, *, replaces: bool) -> BatchMarks | No
     if is_database(store):
         why = "a database commits marks with their rows: begin a fresh checkpoint by --adopt with an earlier batch"
         raise click.ClickException(f"{store.partition(':')[0]}: {why}")
-    return _read(found, owner, _last(found, owner))
+    return _read(found, owner, found.batches(owner)[-1])
 
 
 def _whole(before: BatchMarks | None, given: BatchMarks | None, store: str) -> BatchMarks:
@@ -274,7 +196,7 @@ def _whole(before: BatchMarks | None, given: BatchMarks | None, store: str) -> B
 
 
 def _with_pair(before: BatchMarks | None, pair: Pair, topic: str | None, location: str) -> BatchMarks:
-    """The batch with this mark of the pair. Raises NoSuchMarks, ClickException."""
+    """The batch with this mark of the pair. Raises MarksMissing, ClickException."""
     if before is None:
         if topic is None or pair.offset < 0:
             raise click.ClickException("into an empty store give the pair's mark and --topic")
@@ -286,7 +208,9 @@ def _with_pair(before: BatchMarks | None, pair: Pair, topic: str | None, locatio
     if len(chosen) != 1 or not chosen <= topics:
         raise click.ClickException(f"say --topic: it is one of {', '.join(sorted(topics)) or 'none yet'}")
     if pair.offset < 0 and not chosen <= holding:
-        raise NoSuchMarks(location, f"batch {before.batch_id} of query {before.query_id} has no mark of {pair}")
+        raise MarksMissing(
+            f"marks at {location}: batch {before.batch_id} of query {before.query_id} has no mark of {pair}"
+        )
     return replace(before, marks=_with(before.marks, chosen.pop(), pair))
 
 
@@ -320,15 +244,14 @@ def _with(marks_: Mapping[MarksKey, HighwaterMarks], topic: str, pair: Pair) -> 
 
 def _changes(before: BatchMarks | None, changed: BatchMarks) -> Iterator[str]:
     """Each pair whose mark differs, and from what to what."""
-    old, new = ({(m["topic"], m["pid"], m["partition"]): m["offset"] for m in _marks(one)} for one in (before, changed))
+    old, new = (
+        {(m["topic"], m["pid"], m["partition"]): m["offset"] for m in ([] if one is None else marks_of(one))}
+        for one in (before, changed)
+    )
     for topic, pid, partition in sorted(old.keys() | new.keys()):
         was, now = (held.get((topic, pid, partition), "none") for held in (old, new))
         if was != now:
             yield f"  {topic} pid {pid} partition {partition}: {was} -> {now}"
-
-
-def _marks(batch: BatchMarks | None) -> list[dict[str, Any]]:
-    return [] if batch is None else marks_of(batch)
 
 
 @contextmanager
@@ -336,12 +259,10 @@ def _errors() -> Iterator[None]:
     """What a store refuses, as the command line's one line."""
     try:
         yield
-    except (SparkJobError, PushrepError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in {"psycopg", "sqlite3"}:  # of the extra that is loaded
+        if (why := why_unreadable(error)) is None:
             raise
-        raise click.ClickException(f"the database of the marks: {error}") from error
+        raise click.ClickException(why) from error
 
 
 @contextmanager
@@ -350,24 +271,12 @@ def _store(store: str, table: str | None, *, to_write: bool = False) -> Iterator
         yield found
 
 
-def _owner(store: MarksStore) -> str:
-    query_id = store.owner()
-    if query_id is None:
-        raise NoSuchMarks(store.location, "it holds no marks")
-    return query_id
-
-
-def _last(store: MarksStore, query_id: str) -> int:
-    batches = store.batches(query_id)
-    if not batches:
-        raise NoSuchMarks(store.location, f"it holds no batch of query {query_id} any more")
-    return batches[-1]
-
-
 def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
     found = store.read(query_id, batch_id)
     if found is None:
-        raise NoSuchMarks(store.location, f"batch {batch_id} is not there, {_range(store.batches(query_id))} are")
+        raise MarksMissing(
+            f"marks at {store.location}: batch {batch_id} is not there, {_range(store.batches(query_id))} are"
+        )
     return found
 
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
@@ -27,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.filter_settings import BatchCounts, warn_of
+from spark_jobs.decide import BatchCounts, warn_of
 
 METRICS = "filter_replays"
 NAMED_MAX = 10
@@ -153,12 +152,8 @@ class CountsListener(StreamingQueryListener):
 
     def __init__(self, on_counts: Callable[[str, BatchCounts], Any] | None = None, *, metrics: str = METRICS) -> None:
         self._on_counts, self._metrics = on_counts, metrics
-        self._counts: dict[str, FilterCounts] = {}
-
-    @property
-    def counts(self) -> Mapping[str, FilterCounts]:
+        self.counts: dict[str, FilterCounts] = {}
         """By query name (id, if it has none) since this listens: `pushrep.status.JobStatus` shows them."""
-        return self._counts
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to report yet."""
@@ -170,12 +165,9 @@ class CountsListener(StreamingQueryListener):
         _LOG.info("%s", counts)
         warn_of(_LOG, f"batch {counts.batch_id}", counts)
         query = event.progress.name or str(event.progress.id)
-        self._counts[query] = counts.added_to(self._counts.get(query))
+        self.counts[query] = counts.added_to(self.counts.get(query))
         if self._on_counts is not None:
             self._on_counts(str(event.progress.id), counts)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """No batch, no counts."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """The last batch reported all."""

@@ -24,9 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
-import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
@@ -34,12 +33,11 @@ from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.columns import stream_metadata_columns
+from spark_jobs.columns import FilterRule, stream_metadata_columns
 from spark_jobs.decide import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.errors import CantReplace
-from spark_jobs.filter_settings import FilterRule
 from spark_jobs.frame import KEY, keyed_frame
-from spark_jobs.mark_epochs import LowestHeld, lowered, taken_back
+from spark_jobs.mark_epochs import lowered, taken_back
 from spark_jobs.spark_internals import to_arrow
 
 _LOG = logging.getLogger(__name__)
@@ -76,43 +74,17 @@ def within_any(ranges: Sequence[LogRange]) -> Column:
     return reduce(or_, map(within, ranges))
 
 
-class ReplaceableTable(Protocol):
-    """A table whose rows say where their records lie, and that exchanges some of them in one step."""
-
-    commits_marks: bool
-    """Whether rows become part of the table only with the marks of their batch, in one transaction."""
-
-    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
-        """The log offset behind the last row that other batches than this one have of the partition; 0 without any.
-
-        Raises CantReplace if rows don't say where they lie.
-        """
-        ...
-
-    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
-        """The column `offset` of the rows of other batches in a log range."""
-        ...
-
-
-class ReplacingHandler(Protocol):
-    """The filter's handler where rows are replaced."""
-
-    def __call__(self, rows: DataFrame, batch_id: int) -> object: ...
-
-    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
-        """As the handler itself, and the rows of other batches in these log ranges go in the same step."""
-        ...
-
-
 class Replacing:
     """For ReplayFilteredBatches: rows of records that a startpoint gives again replace those in the table.
 
-    table: a ReplaceableTable; any other is refused (CantReplace) once a startpoint gives records again. The filter's
-    handler, which may be the table itself, is a ReplacingHandler. records: reads a log range once more. wanted: which
-    rows are replaced; without it, all that are read again.
+    table: a BatchTable or a SqlTable, which exchange rows in one step; any other is refused (CantReplace) once a
+    startpoint gives records again. The filter's handler, which may be the table itself, has a method
+    `replace(rows, batch_id, ranges)`: as the handler itself, and the rows of other batches in these log ranges go in
+    the same step. records: reads a log range once more. wanted: which rows are replaced; without it, all that are read
+    again.
     """
 
-    def __init__(self, table: object, records: Records, wanted: AskRowsWanted | None = None) -> None:
+    def __init__(self, table: Any, records: Records, wanted: AskRowsWanted | None = None) -> None:
         self._table, self._records, self._wanted = table, records, wanted
         self._known: dict[tuple[str, int, int], _StoredRows] = {}
 
@@ -135,8 +107,7 @@ class Replacing:
                 until = self._table.held_until(session, one, batch_id)
             self._known[*one[:2], one.startpoint_epoch] = _StoredRows(until, rows)
         stored_rows = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
-        table = cast("ReplaceableTable", self._table)
-        return RereadBatch(table, self._records, session, found, rule, batch_id, stored_rows)
+        return RereadBatch(self._table, self._records, session, found, rule, batch_id, stored_rows)
 
 
 class _StoredRows(NamedTuple):
@@ -150,7 +121,7 @@ class _StoredRows(NamedTuple):
 class RereadBatch:
     """A batch of which some partitions are read again, and which of their rows are in the table."""
 
-    table: ReplaceableTable
+    table: Any
     records: Records
     session: SparkSession
     found: list[PartitionRows]
@@ -162,7 +133,7 @@ class RereadBatch:
         """The batch's log ranges in which rows of other batches are replaced."""
         return self._ranges(lambda rows: (rows.wanted.start, min(rows.until, rows.wanted.end)))
 
-    def handler(self, handler: ReplacingHandler) -> Callable[[DataFrame, int], Any]:
+    def handler(self, handler: Any) -> Callable[[DataFrame, int], Any]:
         """A handler that replaces other batches' rows in those ranges and leaves out rows whose old ones stay."""
         ranges = self.ranges()
         replacing = partial(handler.replace, ranges=ranges) if ranges else handler
@@ -188,7 +159,7 @@ class RereadBatch:
         one = ranges[partition]
         if self.rule.window or marks.window:
             raise CantReplace(*one[:3], "with a window the earlier marks can't be computed")
-        until, wanted = self._stored_rows(one)
+        until, wanted = self._at(one.topic, one.partition)
         if wanted.stood_at < one.start < until:
             why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
             raise CantReplace(*one[:3], why + "marks say nothing of that place; go back to there, or further")
@@ -198,8 +169,8 @@ class RereadBatch:
         pairs = keyed.join(held, "offset", "left_semi").select(*stream_metadata_columns(KEY))
         kept = pairs.where(f"pid is not null and {self.rule.pid_condition}")
         lowest = to_arrow(kept.groupBy("pid", "source_partition").agg(F.min("source_offset").alias("lowest")))
-        found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
-        if not len(found.pids) and self._drops_all(one, marks) and held.isEmpty():
+        found = HighwaterMarks.from_columns(*(column.to_numpy() for column in lowest.columns))
+        if not len(found) and self._drops_all(one, marks) and held.isEmpty():
             raise CantReplace(
                 *one[:3], "no row of them is in the table, so which records the filter had kept is not known"
             )
@@ -218,12 +189,9 @@ class RereadBatch:
         """Of the batch's log ranges the parts inside the offsets [start, end) that `of` gives."""
         found = []
         for one in ranges_of(self.found):
-            start, end = of(self._stored_rows(one))
+            start, end = of(self._at(one.topic, one.partition))
             found.append(one._replace(start=max(one.start, start), end=min(one.end, end)))
         return tuple(one for one in found if one.start < one.end)
-
-    def _stored_rows(self, one: LogRange) -> _StoredRows:
-        return self._at(one.topic, one.partition)
 
     def _at(self, topic: str, partition: int) -> _StoredRows:
         return self.stored_rows.get((topic, partition), _StoredRows())

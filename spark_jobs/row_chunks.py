@@ -1,4 +1,4 @@
-"""Chunks of rows, which the steps of filter_replays exchange instead of rows. Arrow and numpy, no Spark.
+"""Chunks of rows, which the steps of filter_replays exchange instead of rows, and the rule over them. No Spark.
 
     rows ─▶ gathered to GATHER_BYTES ─▶ by (topic, partition), by pair, in log order ─▶ cut to CHUNK_BYTES ─▶ chunks
     chunk: topic · pid · source partition · partition · epochs · first log offset · rows · places · data
@@ -8,20 +8,27 @@
 The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the filter
 does not check (no metadata, another PID) are in chunks without places, under a negative source partition, which no pair
 has.
+
+    a pair's chunks in any order ─▶ one array of source offsets in log order ─▶ ReplayFilter
+                                                                                     │
+    data of chunks that pass whole, as it came · data of the others, cut down ◀──────┘
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from filtering.marks import HighwaterMarks
+from filtering.replay_filter import FilterCounts
 from filtering.rule import group_pairs
-from filtering.stream_metadata import parse_keys
-from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
-from spark_jobs.row_decision import check_places, log_partitions, only_epoch
+from filtering.stream_metadata import Keys, parse_keys
+from spark_jobs.columns import FilterRule
+from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch, epochs_mixed
+from spark_jobs.row_decision import check_once, check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20
 """The most bytes of a chunk's `data`, unless a single row is larger. A sixteenth is reserved for the stream's
@@ -57,33 +64,28 @@ _PACKED_ARROW = pa.schema(_PACKED_FIELDS)
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How rows are packed. key: the column with the bytes that may be metadata. only_pids: the PIDs that the filter
-    checks; None: all. travels: `key` is a column of the frame itself, and stays in its rows.
-    """
-
-    key: str
-    travels: bool = False
-    only_pids: frozenset[int] | None = None
-
-
 def is_outside(source_partition: int) -> bool:
     """Whether chunks with this number hold rows that the filter does not check."""
     return source_partition < 0
 
 
-def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[pa.RecordBatch]:
+def pack_rows(
+    batches: Iterable[pa.RecordBatch], key: str, *, travels: bool = False, only_pids: Iterable[int] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Rows with topic, partition, offset, a key and maybe epochs → chunks (PACKED).
 
-    Raises SparkJobError for a row without topic, partition or offset, EpochsMixed.
+    key: the column with the bytes that may be metadata. travels: it is a column of the frame itself, and stays in its
+    rows. only_pids: the PIDs that the filter checks; None: all. Raises FrameUnusable.
     """
-    gatherer = _Gatherer()
-    for rows in gatherer.joined(batches):
+    wanted_bytes = [GATHER_BYTES]
+    ours = None if only_pids is None else np.array(sorted(only_pids), np.int64)
+    for rows in _gathered(batches, wanted_bytes):
         # The data of all chunks is written into one buffer, which becomes the column `data` without another copy.
         sink, ends = pa.BufferOutputStream(), [0]
         chunks: list[tuple[Any, ...]] = []
-        for *head, own in _chunks(rows, packing):
+        for *head, own in _chunks(
+            rows, rows if travels else rows.drop_columns([key]), parse_keys(rows.column(key)), ours
+        ):
             chunks.append(tuple(head))
             write_rows(own, sink)
             ends.append(sink.tell())
@@ -93,24 +95,15 @@ def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[p
         ]
         buffers = [None, pa.py_buffer(np.array(ends, np.int32).tobytes()), sink.getvalue()]
         data = pa.Array.from_buffers(pa.binary(), len(chunks), buffers)
-        gatherer.learn(ends[-1], len(chunks))
+        if ends[-1] < len(chunks) * SMALL_BYTES:
+            wanted_bytes[0] = min(2 * wanted_bytes[0], GATHER_BYTES_MAX)
         yield pa.RecordBatch.from_arrays([*arrays, data], schema=_PACKED_ARROW)
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A column `data` → the rows in it. Small chunks are joined, because the cost of a batch in Spark is constant."""
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
-    for batch in batches:
-        for data in batch.column("data"):
-            rows = opened(data.as_buffer())
-            waiting.append(rows)
-            waiting_bytes += rows.nbytes
-            if waiting_bytes >= CHUNK_BYTES // 2:
-                yield _joined(waiting)
-                waiting, waiting_bytes = [], 0
-    if waiting:
-        yield _joined(waiting)
+    chunks = (opened(data.as_buffer()) for batch in batches for data in batch.column("data"))
+    yield from _gathered(chunks, [CHUNK_BYTES // 2])
 
 
 def opened(data: Any) -> pa.RecordBatch:
@@ -138,88 +131,62 @@ def places_of(places: bytes) -> tuple[Numbers, Numbers]:
     return log_offsets, source_offsets
 
 
-class _Gatherer:
-    """Gathers batches until they have enough bytes; more bytes while the resulting chunks are small."""
-
-    def __init__(self) -> None:
-        self._wanted_bytes = GATHER_BYTES
-
-    def joined(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[pa.RecordBatch] = []
-        waiting_bytes = 0
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            waiting.append(batch)
-            waiting_bytes += batch.nbytes
-            if waiting_bytes >= self._wanted_bytes:
-                yield _joined(waiting)
-                waiting, waiting_bytes = [], 0
-        if waiting:
+def _gathered(batches: Iterable[pa.RecordBatch], wanted_bytes: list[int]) -> Iterator[pa.RecordBatch]:
+    """Batches joined until they have enough bytes: the one number in `wanted_bytes`, which may change meanwhile."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes >= wanted_bytes[0]:
             yield _joined(waiting)
-
-    def learn(self, data_bytes: int, chunks: int) -> None:
-        """Adapt to the size of the last chunks: `data_bytes` in `chunks`."""
-        if data_bytes < chunks * SMALL_BYTES:
-            self._wanted_bytes = min(2 * self._wanted_bytes, GATHER_BYTES_MAX)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield _joined(waiting)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else cast("Any", pa).concat_batches(batches)  # the stubs lack it
 
 
-def _chunks(rows: pa.RecordBatch, packing: Packing) -> Iterator[tuple[Any, ...]]:
-    """The chunks as tuples in the order of PACKED, with rows in place of `data`."""
+def _chunks(
+    rows: pa.RecordBatch, sent: pa.RecordBatch, keys: Keys, only_pids: Numbers | None
+) -> Iterator[tuple[Any, ...]]:
+    """The chunks as tuples in the order of PACKED, with rows of `sent` in place of `data`."""
     topic, partition, offset = (rows.column(name) for name in ("topic", "partition", "offset"))
     check_places(topic, partition, offset)
     offsets = np.asarray(offset).astype(np.int64)
-    keys = parse_keys(rows.column(packing.key))
-    ours = keys.valid
-    if packing.only_pids is not None:
-        ours = ours & np.isin(keys.pids, np.array(sorted(packing.only_pids), np.int64))
+    ours = keys.valid if only_pids is None else keys.valid & np.isin(keys.pids, only_pids)
     epoch_columns = [rows.column(name).fill_null(0) for name in EPOCH_COLUMNS if name in rows.schema.names]
-    sent = rows if packing.travels else rows.drop_columns([packing.key])
     for where, some in log_partitions(topic, np.asarray(partition).astype(np.int64)):
         own = np.arange(len(offsets)) if some is None else some
-        governed = ours[own]
-        pairs = Pairs(
-            own,
-            np.where(governed, keys.pids[own], 0),
-            np.where(governed, keys.partitions[own], -1 - where[1]),
-            keys.offsets[own],
-        )
-        yield from _by_pair(sent, offsets, where, only_epoch(where, epoch_columns, own), pairs)
+        pids = np.where(ours[own], keys.pids[own], 0)
+        partitions = np.where(ours[own], keys.partitions[own], -1 - where[1])
+        pairs = Keys(pids, partitions, keys.offsets[own], ours[own])
+        yield from _by_pair(sent, offsets, where, only_epoch(where, epoch_columns, own), own, pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """The rows of one log partition as columns: index in the batch, pair, source offset."""
-
-    rows: Numbers
-    pids: Numbers
-    partitions: Numbers
-    offsets: Numbers
-
-
-def _by_pair(
-    sent: pa.RecordBatch, offsets: Numbers, where: tuple[str | None, int], epoch: Epoch, pairs: Pairs
+def _by_pair(  # noqa: PLR0913, PLR0917 - a log partition's rows, and where they are
+    sent: pa.RecordBatch, offsets: Numbers, where: tuple[str | None, int], epoch: Epoch, own: Numbers, pairs: Keys
 ) -> Iterator[tuple[Any, ...]]:
-    """The chunks of one log partition's pairs."""
+    """The chunks of one log partition's pairs; `own` are its rows, in the order of `pairs`."""
     groups = group_pairs(pairs.pids, pairs.partitions)
-    rows, source_offsets = groups.together(pairs.rows), groups.together(pairs.offsets)
+    rows, source_offsets = groups.together(own), groups.together(pairs.offsets)
     if groups.order is not None or len(rows) < sent.num_rows:
         sent = sent.take(pa.array(rows))  # type: ignore[arg-type] # pyarrow's stubs know no index arrays
     log_offsets = offsets[rows]
     for k, (start, size) in enumerate(zip(groups.starts.tolist(), groups.sizes.tolist(), strict=True)):
-        own, log, source = sent.slice(start, size), log_offsets[start : start + size], source_offsets[start:][:size]
+        data, log, source = sent.slice(start, size), log_offsets[start : start + size], source_offsets[start:][:size]
         if not (log[1:] > log[:-1]).all():  # a shuffle changed the order, or a join multiplied rows
             order = np.argsort(log, kind="stable")
-            own, log, source = own.take(pa.array(order)), log[order], source[order]  # type: ignore[arg-type]
+            data, log, source = data.take(pa.array(order)), log[order], source[order]  # type: ignore[arg-type]
         pair = (where[0], int(groups.pids[k]), int(groups.partitions[k]))
-        for low, high in _cuts(own):
+        for low, high in _cuts(data):
             places = b"" if is_outside(pair[2]) else np.stack([log[low:high], source[low:high]]).tobytes()
             head = (*pair, where[1], epoch.startpoint, epoch.marks, int(log[low]), high - low, places)
-            yield *head, own.slice(low, high - low)
+            yield *head, data.slice(low, high - low)
 
 
 def _cuts(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
@@ -236,3 +203,95 @@ def _cuts(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
         pieces = min(high - low, -(-size // most))
         edges = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         waiting.extend(zip(edges[-2::-1], edges[:0:-1], strict=True))
+
+
+class PairName(NamedTuple):
+    """A pair inside its destination topic."""
+
+    topic: str
+    pid: int
+    source_partition: int
+
+
+class PairChunk(NamedTuple):
+    """Some rows of one pair, in log order."""
+
+    partition: int
+    epoch: Epoch
+    first_offset: int
+    places: bytes
+    data: bytes
+
+
+class PairMarks(NamedTuple):
+    """Marks that hold one pair (and maybe others), and the startpoint epoch of the rows that raised them."""
+
+    epoch: int = 0
+    marks: HighwaterMarks = HighwaterMarks()
+
+
+class PairAnswer(NamedTuple):
+    """`kept`: the data of the rows that pass, chunk by chunk, in log order; read it once."""
+
+    kept: Iterator[bytes]
+    after: PairMarks
+    counts: FilterCounts
+
+
+def decide_pair(
+    name: PairName, chunks: Iterable[PairChunk], known: PairMarks, rule: FilterRule, *, now_ms: int | None
+) -> PairAnswer:
+    """Which rows of one pair's chunks pass, and its marks after them; `known` are those before.
+
+    Chunks may come in any order, and overlap if the frame was shuffled before: then rows are sorted by log offset. A
+    row passes iff its source offset is above the mark and above those of its pair's rows before it in the log.
+
+    `now_ms`: the time of the batch, at whose end `ttl_s` is judged; None: nothing expires.
+    Raises PairSplit, FrameUnusable.
+    """
+    in_order = sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first_offset))
+    epoch = _epoch_of(name, in_order)
+    marks = known.marks if known.epoch >= epoch.marks else HighwaterMarks()
+    places = [places_of(chunk.places) for chunk in in_order]
+    log_offsets, source_offsets = (np.concatenate(column) for column in zip(*places, strict=True))
+    sizes = np.array([len(own) for own, _ in places])
+    partitions = np.repeat(np.array([chunk.partition for chunk in in_order]), sizes)
+    # In several partitions the order does not matter: the filter refuses the pair.
+    order = None if (log_offsets[1:] > log_offsets[:-1]).all() else np.lexsort((log_offsets, partitions))
+    count = len(source_offsets)
+    filter_ = rule.new_filter(marks)
+    passes = filter_.admit_batch(
+        Keys(
+            np.full(count, name.pid, np.int64),
+            np.full(count, name.source_partition, np.int64),
+            source_offsets if order is None else source_offsets[order],
+            np.ones(count, np.bool_),
+        ),
+        partitions if order is None else partitions[order],
+    )
+    if order is not None:
+        check_once(name.topic, in_order[0].partition, log_offsets[order])
+        passes = passes[np.argsort(order)]
+    after = PairMarks(epoch.startpoint, filter_.marks(now_ms))
+    counts = filter_.counts if rule.counts_gaps else replace(filter_.counts, jumped=0)
+    return PairAnswer(_kept(in_order, sizes.tolist(), passes), after, counts)
+
+
+def _epoch_of(name: PairName, chunks: list[PairChunk]) -> Epoch:
+    """The epoch of the first log partition. A pair in a second one is refused before this matters."""
+    partition, epoch = chunks[0].partition, chunks[0].epoch
+    epochs = {chunk.epoch for chunk in chunks if chunk.partition == partition}
+    if len(epochs) > 1:
+        raise epochs_mixed(name.topic, partition, (e.startpoint for e in epochs))
+    return epoch
+
+
+def _kept(chunks: list[PairChunk], sizes: list[int], passes: npt.NDArray[np.bool_]) -> Iterator[bytes]:
+    low = 0
+    for chunk, size in zip(chunks, sizes, strict=True):
+        own = passes[low : low + size]
+        low += size
+        if own.all():
+            yield chunk.data
+        elif own.any():
+            yield closed(opened(chunk.data).filter(pa.array(own)))

@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from filtering.errors import shown_partition
 from filtering.marks import UNKNOWN, HighwaterMarks
 from filtering.replay_filter import ReplayFilter
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import MarksKey
+from spark_jobs.columns import FilterRule
 from spark_jobs.decide import (
     BITMAP_WORDS,
     Bitmaps,
@@ -31,9 +33,8 @@ from spark_jobs.decide import (
     Stretches,
     merged_marks,
 )
-from spark_jobs.errors import LogRowTwice, SparkJobError
-from spark_jobs.filter_settings import FilterRule
-from spark_jobs.mark_epochs import Epoch, EpochsMixed
+from spark_jobs.errors import FrameUnusable
+from spark_jobs.mark_epochs import Epoch, epochs_mixed
 
 DECIDED = (
     "topic string, partition int, number bigint, words array<bigint>, startpoint_epoch bigint, marks_epoch bigint, "
@@ -73,7 +74,7 @@ def decide_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Rows (key, topic, partition, offset[, epochs]), log partitions whole and in log order → DECIDED.
 
-    `before` are the marks before the batch. Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
+    `before` are the marks before the batch. Raises FrameUnusable.
     """
     quiet_filter()
     marks = {key: own.with_window(rule.window) for key, own in before.items()}
@@ -90,7 +91,7 @@ def decide_rows(
                 filter_ = rule.new_filter(_starting_marks(marks, name, number, epoch))
                 state = states[where] = _PartitionState(epoch, filter_, int(own[0]), -1)
             if state.epoch != epoch:
-                raise EpochsMixed(*where, (state.epoch.startpoint, epoch.startpoint))
+                raise epochs_mixed(*where, (state.epoch.startpoint, epoch.startpoint))
             check_once(*where, own, state.last)
             state.last, state.rows = int(own[-1]), state.rows + len(own)
             passes = state.filter.admit_batch(key if rows is None else key.take(rows), number)
@@ -157,7 +158,6 @@ def _fields_of(where: _Where, state: _PartitionState) -> dict[str, Any]:
 
 
 def _marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) -> HighwaterMarks:
-    """The marks of these pairs alone."""
     found = marks.find(pids, partitions)
     keep = np.zeros(len(marks), np.bool_)
     keep[found[found >= 0]] = True
@@ -204,29 +204,36 @@ def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[_Where, Nu
 
 
 def check_places(topic: Any, partition: Any, offset: Any) -> None:
-    """Every row must say where it lies. Raises SparkJobError naming the column."""
+    """Every row must say where it lies. Raises FrameUnusable naming the column."""
     for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
         if values.null_count:
-            raise SparkJobError(
+            raise FrameUnusable(
                 f"column {column!r}: a row has a null there; the filter needs topic, partition and offset of each row"
             )
 
 
 def only_epoch(name: _Where, columns: list[Any], rows: Numbers | None) -> Epoch:
-    """The epoch of these rows, which all have the same. Raises EpochsMixed."""
+    """The epoch of these rows, which all have the same. Raises FrameUnusable."""
     if not columns:
         return Epoch()
     startpoints, marks = (np.asarray(column if rows is None else column.take(pa.array(rows))) for column in columns)
     if startpoints.min() != startpoints.max() or marks.min() != marks.max():
-        raise EpochsMixed(*name, np.unique(startpoints).tolist())
+        raise epochs_mixed(*name, np.unique(startpoints).tolist())
     return Epoch(int(startpoints[0]), int(marks[0]))
 
 
 def check_once(topic: str | None, partition: int, offsets: Numbers, before: int = -1) -> None:
-    """Log offsets in ascending order, all above `before`, must differ. Raises LogRowTwice."""
+    """Log offsets in ascending order, all above `before`, must differ: nobody can say which of two rows is meant.
+
+    Usual causes: dumps of a log that overlap, or rows that were multiplied before the filter. Raises FrameUnusable.
+    """
     twice = np.flatnonzero(np.diff(offsets, prepend=before) == 0)
     if len(twice):
-        raise LogRowTwice(topic, partition, int(offsets[twice[0]]))
+        where = f"partition {shown_partition(partition)} of {topic if topic is not None else 'the topic'}"
+        raise FrameUnusable(
+            f"log offset {offsets[twice[0]]} of {where} stands twice in the frame; where dumps overlap, filter "
+            'frame.dropDuplicates(["topic", "partition", "offset"]), and make several rows of one behind the filter'
+        )
 
 
 def quiet_filter() -> None:

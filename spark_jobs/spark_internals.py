@@ -4,7 +4,7 @@ Spark does not guarantee the names of its internal objects; no other module uses
 `asked` returns None, and the caller uses public means, which are slower and give the same rows:
 
     by_prefix                       numbers are converted from bytes through their hexadecimal digits
-    column_pruned, input_counter    each pass reads all columns, from the frame of foreachBatch
+    column_pruned                   each pass reads all columns, from the frame of foreachBatch
     RowsRead                        a handler that read fewer rows than the first pass found is not detected
     hadoop_of                       no replacement: a path can't be a table; use a catalog table or a database
 
@@ -17,9 +17,13 @@ A Spark Connect session has no internal objects: it is a client of a server.
 
 import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -58,7 +62,6 @@ def _class_of(jvm: Any, name: str) -> Any:
 
 
 def _object_of(jvm: Any, name: str) -> Any:
-    """A Scala object by its full name."""
     return getattr(_class_of(jvm, f"{name}$"), "MODULE$")
 
 
@@ -261,25 +264,19 @@ def column_pruned(df: DataFrame) -> DataFrame:
     return asked(lambda: _replanned(df)) or df
 
 
-def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | None:
-    """A function that adds a number of rows to the input in the query's progress, for rows read through `pruned`.
-
-    pruned: the result of `column_pruned(df)`. None if it can't replace the frame: if it may have fewer rows when it is
-    read again, because missing files are ignored, or if the frame does not have all rows of its files.
-    """
-    return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and pruned.schema == df.schema else None)
-
-
 class Readings:
     """How a foreachBatch frame is read twice.
 
-    narrow: for the columns that decide. whole: for the handler. Both are frames that read only the columns used, where
-    that is sure to give the same rows; else the frame itself.
+    query_id: of the query whose foreachBatch this is, or None. narrow: for the columns that decide. whole: for the
+    handler. Both are frames that read only the columns used, where that is sure to give the same rows; else the frame
+    itself.
     """
 
     def __init__(self, df: DataFrame) -> None:
+        use_driver_python(df.sparkSession)
+        self.query_id = query_id_of(df.sparkSession)
         self.narrow = column_pruned(df)
-        self._count_input = None if self.narrow is df else input_counter(df, self.narrow)
+        self._count_input = None if self.narrow is df else asked(lambda: _input_counter(df, self.narrow))
         self.whole = df if self._count_input is None else self.narrow
         self._df = df
 
@@ -292,7 +289,8 @@ class Readings:
         rows_read = RowsRead(self._df)
         before = rows_read.count()
         read_whole()
-        return rows_read.fewer_than(rows, since=before)
+        now = rows_read.count()
+        return before is not None and now is not None and now - before < rows
 
 
 def running_query(session: Any) -> Any:
@@ -341,7 +339,14 @@ def _gives_all(pruned: DataFrame) -> bool:
     return _FORGETFUL.lower() not in plan.relation().options().mkString(",").lower()
 
 
-def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:
+def _input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | None:
+    """A function that adds a number of rows to the input in the query's progress, for rows read through `pruned`.
+
+    None if that can't replace the frame: if it may have fewer rows when it is read again, because missing files are
+    ignored, or if the frame does not have all rows of its files.
+    """
+    if not _gives_all(pruned) or pruned.schema != df.schema:
+        return None
     leaves = running_query(df.sparkSession).lastExecution().executedPlan().collectLeaves()
     if leaves.size() != 1:
         return None
@@ -384,14 +389,6 @@ class RowsRead:
         """All rows that the batch's plan has put out, in all readings together; None if that is unknown."""
         return None if self._metric is None else asked(lambda: int(self._metric.value()))
 
-    def fewer_than(self, rows: int, *, since: int | None) -> bool:
-        """Whether fewer than `rows` rows were read since the count was `since`; False if that is unknown."""
-        now = self.count()
-        if now is None or since is None or now - since >= rows:
-            return False
-        _LOG.info("%d rows of a batch of %d were read", now - since, rows)
-        return True
-
 
 def _counter(df: DataFrame) -> Any:
     query = running_query(df.sparkSession)
@@ -403,3 +400,26 @@ def _counter(df: DataFrame) -> Any:
             return None
         node = node.children().head()
     return node.metrics().apply(OUTPUT_ROWS)
+
+
+JAVA_MIN: Final = 17
+
+
+def java_version(banner: str) -> int | None:
+    """The feature release that `java -version` prints (17 for 17.0.15, 8 for 1.8.0), or None."""
+    found = re.search(r'version "(?:1\.)?(\d+)', banner)
+    return int(found[1]) if found else None
+
+
+def require_java() -> None:
+    """Raise SparkUnfit unless Spark will find a Java that is new enough: $JAVA_HOME first, then the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = f"Spark needs Java {JAVA_MIN} or newer (OpenJDK will do): install it, or point JAVA_HOME at one"
+    if program is None or shutil.which(program) is None:
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
+        raise SparkUnfit(f"{where}; {advice}")
+    printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - Java itself
+    version = java_version(printed.stderr + printed.stdout)
+    if version is None or version < JAVA_MIN:
+        raise SparkUnfit(f"{program} is {f'Java {version}' if version else 'of an unknown version'}; {advice}")

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
 
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import BadJobOption, RecordUnfit
 from spark_jobs.spark_internals import arrow_schema
 
 FORMATS = ("binary", "string", "json", "avro")
@@ -51,27 +51,11 @@ _LOGICAL: Mapping[str, T.DataType] = {
 }
 
 
-class BadValueFormat(SparkJobError):
-    """Format and schema don't give columns: correct the option that the message names."""
-
-    def __init__(self, option: str, why: str) -> None:
-        super().__init__(f"{option}: {why}")
-        self.option, self.why = option, why
-
-
-class ValueUnreadable(SparkJobError):
-    """A record's value is not what the schema says. Nothing of its batch was written."""
-
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"ValueUnreadable: the value of {where} can't be decoded: {why}")
-        self.where, self.why = where, why
-
-
 @dataclass(frozen=True, slots=True)
 class ValueDecoder:
     """Turns frames of records into frames of columns; `keep` are the record's own columns that stay beside them.
 
-    `format` is one of FORMATS; `schema` is the text of the schema for json and avro. Raises BadValueFormat.
+    `format` is one of FORMATS; `schema` is the text of the schema for json and avro. Raises BadJobOption.
     """
 
     format: str = "binary"
@@ -80,18 +64,15 @@ class ValueDecoder:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise BadValueFormat("value-format", f"{self.format!r} is none of {', '.join(FORMATS)}")
+            raise BadJobOption("--value-format", None, f"{self.format!r} is none of {', '.join(FORMATS)}")
         if (self.schema is None) != (self.format in ("binary", "string")):
             given = "takes no schema" if self.schema is not None else "needs a schema"
-            raise BadValueFormat("value-schema", f"format {self.format} {given}")
+            raise BadJobOption("--value-schema", None, f"format {self.format} {given}")
         if twice := sorted({name for name in self.keep if self.keep.count(name) > 1}):
-            raise BadValueFormat("keep", f"{', '.join(twice)} is named twice")
-        if not self.needs_spark():
-            self._refuse_clash(self._value_columns().names)
+            raise BadJobOption("--keep", None, f"{', '.join(twice)} is named twice")
 
     def __call__(self, rows: DataFrame) -> DataFrame:
-        """The value's columns, then those of `keep`. Raises BadValueFormat for a column the frame lacks."""
-        self._check_keep(rows.columns)
+        """The value's columns, then those of `keep`."""
         if self.format == "avro":
             return self._decode_avro(rows)
         if self.format == "json":
@@ -102,42 +83,29 @@ class ValueDecoder:
         value = F.col("value") if self.format == "binary" else F.col("value").cast("string").alias("value")
         return rows.select(value, *self.keep)
 
-    def needs_spark(self) -> bool:
-        """Whether the schema is in Spark's DDL, which only its JVM reads."""
-        return self.format == "json" and not (self.schema or "").strip().startswith("{")
-
     def columns(self, record: T.StructType) -> T.StructType:
-        """What comes of frames with the columns `record`. Raises BadValueFormat for what no such frame can give.
-
-        A schema in Spark's DDL needs a running Spark (`needs_spark`).
-        """
-        self._check_keep(record.names)
-        return T.StructType([*self._value_columns().fields, *(record[name] for name in self.keep)])
-
-    def _check_keep(self, names: Sequence[str]) -> None:
-        if lacking := [name for name in self.keep if name not in names]:
-            raise BadValueFormat("keep", f"records have no column {lacking[0]!r}, only {', '.join(names)}")
+        """What comes of frames with the columns `record`. Raises BadJobOption for what no such frame can give."""
+        value = self._value_columns()
+        own = {name.lower() for name in value.names}  # Spark and Parquet take a and A for one column
+        if clash := sorted(name for name in self.keep if name.lower() in own):
+            raise BadJobOption("--keep", None, f"{', '.join(clash)} is also a column of the value: leave it out")
+        if lacking := [name for name in self.keep if name not in record.names]:
+            why = f"records have no column {lacking[0]!r}, only {', '.join(record.names)}"
+            raise BadJobOption("--keep", None, why)
+        return T.StructType([*value.fields, *(record[name] for name in self.keep)])
 
     def _value_columns(self) -> T.StructType:
         if self.format == "avro":
             return spark_schema(self._avro_schema())
         if self.format == "json":
-            schema = self._json_schema()
-            self._refuse_clash(schema.names)
-            return schema
+            return self._json_schema()
         return T.StructType([T.StructField("value", T.BinaryType() if self.format == "binary" else T.StringType())])
-
-    def _refuse_clash(self, names: Iterable[str]) -> None:
-        # Spark and Parquet take a and A for one column.
-        own = {name.lower() for name in names}
-        if clash := {name for name in self.keep if name.lower() in own}:
-            raise BadValueFormat("keep", f"{', '.join(sorted(clash))} is also a column of the value: leave it out")
 
     def _avro_schema(self) -> Any:
         try:
             return json.loads(self.schema or "")
         except ValueError as error:
-            raise BadValueFormat("value-schema", f"is no JSON ({error})") from error
+            raise BadJobOption("--value-schema", None, f"is no JSON ({error})") from error
 
     def _json_schema(self) -> T.StructType:
         text = (self.schema or "").strip()
@@ -146,9 +114,11 @@ class ValueDecoder:
                 return T.StructType.fromJson(json.loads(text))
             schema = T.StructType.fromDDL(text)
         except Exception as error:  # parser errors of Spark have no common root with the JSON ones
-            raise BadValueFormat("value-schema", f"is no schema of Spark ({str(error).splitlines()[0]})") from error
+            raise BadJobOption(
+                "--value-schema", None, f"is no schema of Spark ({str(error).splitlines()[0]})"
+            ) from error
         if not isinstance(schema, T.StructType):
-            raise BadValueFormat("value-schema", f"names one type, {schema.simpleString()}, and no columns")
+            raise BadJobOption("--value-schema", None, f"names one type, {schema.simpleString()}, and no columns")
         return schema
 
     def _decode_avro(self, rows: DataFrame) -> DataFrame:
@@ -163,14 +133,14 @@ class ValueDecoder:
 
 
 def spark_schema(schema: Any) -> T.StructType:
-    """The columns of an Avro record schema, given as parsed JSON. Raises BadValueFormat."""
+    """The columns of an Avro record schema, given as parsed JSON. Raises BadJobOption."""
     try:
         parsed: Any = fastavro.parse_schema(schema)  # names become full names, wherever they stand
         if not isinstance(parsed, dict) or parsed["type"] != "record":
-            raise BadValueFormat("value-schema", "an Avro record is expected, whose fields become columns")
+            raise BadJobOption("--value-schema", None, "an Avro record is expected, whose fields become columns")
         struct = _type_of(parsed, {}, "the record")
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, TypeError, KeyError) as error:
-        raise BadValueFormat("value-schema", f"is no Avro schema ({error!r})") from error
+        raise BadJobOption("--value-schema", None, f"is no Avro schema ({error!r})") from error
     assert isinstance(struct, T.StructType), "a record becomes a struct"
     return struct
 
@@ -188,7 +158,7 @@ def avro_decoder(
                 try:
                     records.append(_datum(value, parsed))
                 except Exception as error:  # whatever a broken value makes fastavro raise
-                    raise ValueUnreadable(_where(batch, number), repr(error)) from error
+                    raise RecordUnfit(f"the value of {_where(batch, number)} can't be decoded: {error!r}") from error
             decoded = pa.RecordBatch.from_pylist(records, schema=fields)
             kept = [batch.column(name) for name in keep]
             names = [*decoded.schema.names, *keep]
@@ -218,12 +188,14 @@ def _type_of(kind: Any, named: dict[str, T.DataType], where: str) -> T.DataType:
         if kind in named:
             return named[kind]
         if kind not in _PRIMITIVES:
-            raise BadValueFormat("value-schema", f"{where}: {kind!r} becomes no column")
+            raise BadJobOption("--value-schema", None, f"{where}: {kind!r} becomes no column")
         return _PRIMITIVES[kind]
     if isinstance(kind, list):
         others = [k for k in kind if k != "null"]
         if len(others) != 1:
-            raise BadValueFormat("value-schema", f"{where}: a union becomes a column only as null and one other type")
+            raise BadJobOption(
+                "--value-schema", None, f"{where}: a union becomes a column only as null and one other type"
+            )
         return _type_of(others[0], named, where)
     found = _complex_type(kind, named, where)
     if "name" in kind:

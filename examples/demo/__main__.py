@@ -23,7 +23,6 @@ from examples.demo.shell import (
     written,
 )
 from examples.demo.summary import Summary
-from spark_jobs.java import require_java
 
 _EPILOG = """\b
 What it leaves in --out
@@ -57,6 +56,8 @@ def demo(**given: Any) -> None:
 
     def checked_run(console: Console) -> Summary:
         require_packages()
+        from spark_jobs.spark_internals import require_java  # noqa: PLC0415 - not before pyspark is known to be there
+
         require_java()
         with claimed(options, Output) as output:
             return run(output, console, options)

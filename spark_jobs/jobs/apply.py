@@ -9,29 +9,21 @@ would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give thi
 spark-submit.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from filtering.extras import install_command
+from filtering.extras import needed_by
 
-try:
+with needed_by("this job"):
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
-    from spark_jobs.jobs.command import NameValue, given_as_options, run_job, run_options, source_options
-    from spark_jobs.jobs.options import ApplyOptions, BadJobOption
+    from spark_jobs.errors import BadJobOption
+    from spark_jobs.jobs.command import given_as_options, name_value, run_job, run_options, source_options
+    from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.pipeline import apply
     from spark_jobs.marks_stores import is_database
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__":
-        raise
-    sys.exit(
-        f"error: this job needs {missing.name}, which {sys.executable} does not have: "
-        f"{install_command(missing.name or 'pyspark')}, or point PYSPARK_PYTHON at the Python that has it"
-    )
-
 
 _EPILOG = f"""\b
 Examples
@@ -71,7 +63,14 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 )
 @click.option("--table", "sink_table", help="Of a database (postgresql://HOST/DATABASE, sqlite:PATH): its table.")
 @click.option("--format", "sink_format", default="parquet", help="The table's format.")
-@click.option("--sink-option", "sink_options", type=NameValue(), multiple=True, help="Any option of the format.")
+@click.option(
+    "--sink-option",
+    "sink_options",
+    type=name_value,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any option of the format.",
+)
 @click.option("--partition-by", multiple=True, help="A column to partition by, below batch_id.")
 @click.option("--value-format", type=click.Choice(["binary", "string", "json", "avro"]), default="binary")
 @click.option(
@@ -95,7 +94,6 @@ def main(**given: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> ApplyOptions:
-    """What click parsed → checked options; raises SparkJobError."""
     settings = given_as_options(given, "sink_options")
     if is_database(settings["sink"]) and given["marks"] is None:
         settings["marks"] = ""

@@ -11,38 +11,26 @@ import click
 
 from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
-from spark_jobs.jobs.options import BadJobOption
+from spark_jobs.errors import BadJobOption
 from spark_jobs.jobs.reporting import Reporter, one_line
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class NameValue(click.ParamType[tuple[str, str]]):
+def name_value(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
-
-    name = "name=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, rest = str(value).partition("=")
-        if not equals or not name:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, rest
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
-class Adopt(click.ParamType[tuple[str, int]]):
+def query_batch(text: str) -> tuple[str, int]:
     """QUERY:BATCH."""
-
-    name = "query:batch"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        query, _, batch = str(value).rpartition(":")
-        if not query or not batch.isdigit():
-            self.fail(f"{value!r} is not QUERY:BATCH, as in 0b5a...:17", param, ctx)
-        return query, int(batch)
+    query, _, batch = text.rpartition(":")
+    if not query or not batch.isdigit():
+        raise click.BadParameter(f"{text!r} is not QUERY:BATCH, as in 0b5a...:17")
+    return query, int(batch)
 
 
 _SOURCE = (
@@ -50,7 +38,12 @@ _SOURCE = (
     click.option("--path", help="Source pushrep: the directory that holds the logs, <topic>-<n> below it."),
     click.option("--topic", required=True, help="The topic to read (for kafka its option `subscribe`)."),
     click.option(
-        "--source-option", "source_options", type=NameValue(), multiple=True, help="Any option of the source."
+        "--source-option",
+        "source_options",
+        type=name_value,
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Any option of the source.",
     ),
     click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels."),
     click.option(
@@ -80,12 +73,19 @@ _SOURCE = (
 _RUN = (
     click.option("--checkpoint", required=True, help="Spark's checkpoint directory; one for each table."),
     click.option("--marks", help="The directory of the marks.  [default: the checkpoint's path + -marks]"),
-    click.option("--adopt", type=Adopt(), help="QUERY:BATCH, a fresh checkpoint goes on after that query's batch."),
+    click.option(
+        "--adopt", type=query_batch, metavar="QUERY:BATCH", help="A fresh checkpoint goes on after that query's batch."
+    ),
     click.option(
         "--trigger", default="available-now", help="available-now: what is there, then stop; or 10s, 1m, 500ms."
     ),
     click.option(
-        "--conf", "conf", type=NameValue(), multiple=True, help="A setting of Spark, as spark-submit takes them."
+        "--conf",
+        "conf",
+        type=name_value,
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="A setting of Spark, as spark-submit takes them.",
     ),
     click.option("--health", metavar="HOST:PORT", help="Answer /livez, /readyz and /metrics (Prometheus) there."),
     click.option("--health-cert", help="Its certificate (PEM), with --health-key and --health-ca: TLS."),
@@ -131,7 +131,7 @@ def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool
     # Spark's workers must be this very Python, with what is installed beside it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        with _reporter(json_path) as reporter:
+        with Reporter.open(json_path) as reporter:
             try:
                 job(given, reporter, debug)
             except Exception as error:
@@ -165,21 +165,11 @@ def _health(given: dict[str, Any], listen: str | None) -> HealthSettings | None:
     try:
         return HealthSettings(listen=listen, **given)
     except BadArgument as error:
-        files = "give --health-cert, --health-key and --health-ca"
-        if error.argument == "health.cert":
-            raise BadJobOption("--health-cert", None, f"{files}, all three or none") from error
-        why = error.why if given["plain"] else error.why.partition(": ")[0]
-        raise BadJobOption("--health", listen, why) from error
+        option = error.argument.removesuffix(".listen").replace(".", "-")
+        raise BadJobOption(f"--{option}", None, error.why) from error
 
 
 def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def _reporter(path: str | None) -> Reporter:
-    try:
-        return Reporter.open(path)
-    except OSError as error:
-        raise BadJobOption("--json", path, f"can't be written: {error.strerror}; name a file, or -") from error

@@ -1,62 +1,40 @@
 """A job's options, checked as far as possible without Spark. Pure, except that it reads the outbox's file.
 
-command line ─▶ JobOptions of each job (here) ─▶ before_spark, with_spark (checks.py) ─▶ the query (pipeline.py)
+command line ─▶ JobOptions of each job (here) ─▶ pipeline.py
 """
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from filtering import BadFilterSetting
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
 from pushrep.health import HealthSettings
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import BadJobOption, SparkJobError
 from spark_jobs.marks_stores import is_database
 from spark_jobs.sinks.catalog_table import idempotent_table
-from spark_jobs.sinks.idempotent_sink import BadSink, IdempotentSink
-from spark_jobs.sql import BadSqlTable, SqlTable
-from spark_jobs.values import BadValueFormat, ValueDecoder
+from spark_jobs.sinks.idempotent_sink import BadSink, BatchTable
+from spark_jobs.sql import SqlTable
+from spark_jobs.values import ValueDecoder
 
 AVAILABLE_NOW = "available-now"
 
 _STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}  # in any case, as Spark reads them
 _INTERVAL = re.compile(r"^\s*(\d+)\s*(ms|s|m|h)\s*$")
 _SPARK_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
-_OTHER_TRIGGERS: Mapping[str, str] = {
-    "realtime": "Real-Time Mode admits no Python operator, and the filter is one",
-    "continuous": "continuous processing has no batches for the marks to belong to",
-    "once": "Spark replaced it by available-now, which keeps the limits per batch",
-}
-# By source: its options that the job sets by an option of its own. Given both, one of the two would be silently lost.
-_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
-    "pushrep": {
-        "path": "--path",
-        "topic": "--topic",
-        "maxrecordspertrigger": "--max-records-per-trigger",
-        "startingstartpoint": "--consumer",
-    },
-    "kafka": {
-        "subscribe": "--topic",
-        "subscribepattern": "--topic",
-        "assign": "--topic",
-        "maxoffsetspertrigger": "--max-records-per-trigger",
-    },
-}
 _KEY_COLUMNS = ("topic", "partition", "offset")
-_SINK_OPTIONS = {"target": "--sink", "partition_by": "--partition-by", "format": "--format", "path": "--sink"}
-
-
-class BadJobOption(SparkJobError):
-    """An option of the job is missing, malformed or out of place; `option` names it."""
-
-    def __init__(self, option: str, value: object, why: str) -> None:
-        super().__init__(f"{option}: {why}" if value is None else f"{option}={value!r}: {why}")
-        self.option, self.value, self.why = option, value, why
+_SINK_OPTIONS = {
+    "target": "--sink",
+    "partition_by": "--partition-by",
+    "format": "--format",
+    "path": "--sink",
+    "table": "--table",
+    "name": "--table",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +60,10 @@ class JobOptions:
     trigger: str = AVAILABLE_NOW
     conf: dict[str, str] = field(default_factory=dict)
     health: HealthSettings | None = None
+    _named_always: ClassVar[tuple[str, ...]] = ("topic", "checkpoint")
 
     def __post_init__(self) -> None:
-        for option in self._named_always():
+        for option in self._named_always:
             if not getattr(self, option).strip():
                 why = "it is empty; see --help for what it names"
                 raise BadJobOption(f"--{option.replace('_', '-')}", getattr(self, option), why)
@@ -127,9 +106,6 @@ class JobOptions:
         given = {name.lower(): text for name, text in self.source_options.items()}
         return given.get("kafka.bootstrap.servers") if self.source == "kafka" else None
 
-    def _named_always(self) -> tuple[str, ...]:
-        return ("topic", "checkpoint", "marks")
-
     def trigger_arguments(self) -> dict[str, Any]:
         """For `DataStreamWriter.trigger`."""
         if self.trigger == AVAILABLE_NOW:
@@ -137,28 +113,33 @@ class JobOptions:
         interval = _INTERVAL.match(self.trigger)
         if interval is None:
             either = f"give {AVAILABLE_NOW} or an interval such as 10s, 500ms"
-            plain = re.sub(r"[^a-z]", "", self.trigger.lower())
-            why = next((why for name, why in _OTHER_TRIGGERS.items() if plain.startswith(name)), None)
-            raise BadJobOption("--trigger", self.trigger, f"{why}; {either}" if why else f"is neither: {either}")
+            if "real" in self.trigger.lower():
+                either = f"Real-Time Mode admits no Python operator, and the filter is one; {either}"
+            raise BadJobOption("--trigger", self.trigger, either)
         return {"processingTime": f"{interval[1]} {_SPARK_UNITS[interval[2]]}"}
 
     def reader_options(self) -> dict[str, str]:
         """Options of the source, under the source's own names."""
-        kafka = self.source == "kafka"
-        options = {("subscribe" if kafka else "topic"): self.topic}
+        options = self._own_options()
         if self.starting_offsets is not None or not any(name.lower() in _STARTS for name in self.source_options):
             options["startingOffsets"] = self.starting_offsets or "earliest"
-        if kafka:
+        if self.source == "kafka":
             options["kafka.isolation.level"] = "read_committed"
-        if self.path is not None:
-            options["path"] = self.path
-        if self.max_records_per_trigger is not None:
-            options["maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"] = str(self.max_records_per_trigger)
-        if self.consumer is not None:
-            options["startingStartpoint"] = self.consumer
         if self.carrier == "header":
             options["includeHeaders"] = "true"
         return options | self.source_options
+
+    def _own_options(self) -> dict[str, str]:
+        """Options of the source that the job's own options set."""
+        kafka = self.source == "kafka"
+        limit = None if self.max_records_per_trigger is None else str(self.max_records_per_trigger)
+        own = {
+            ("subscribe" if kafka else "topic"): self.topic,
+            "path": self.path,
+            ("maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"): limit,
+            "startingStartpoint": self.consumer,
+        }
+        return {name: text for name, text in own.items() if text is not None}
 
     def _check_source_options(self) -> None:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
@@ -166,9 +147,9 @@ class JobOptions:
             raise BadJobOption(
                 "--source-option failOnDataLoss", "false", "a gap would be marked as read without notice"
             )
-        for name, ours in _OWN_NAMES.get(self.source, {}).items():
-            if name in by_name:
-                raise BadJobOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"use {ours}")
+        for name in [*self._own_options(), "startingStartpoint"]:  # of two one would be silently lost
+            if (given := by_name.get(name.lower())) is not None:
+                raise BadJobOption(f"--source-option {given[0]}", given[1], "the job has an option of its own for it")
         if self.starting_offsets is not None and (twice := sorted(_STARTS & by_name.keys())):
             name, text = by_name[twice[0]]
             raise BadJobOption(f"--source-option {name}", text, "give it or --starting-offsets, not both")
@@ -193,6 +174,7 @@ class ApplyOptions(JobOptions):
     value_schema: str | None = None
     keep: tuple[str, ...] = ()
     append_only: bool = False
+    _named_always: ClassVar[tuple[str, ...]] = ("topic", "sink", "checkpoint")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,19 +201,13 @@ class ApplyOptions(JobOptions):
 
     def decoder(self) -> ValueDecoder:
         """Values into columns."""
-        try:
-            return ValueDecoder(self.value_format, self.value_schema, self.keep)
-        except BadValueFormat as error:
-            raise BadJobOption(f"--{error.option}", None, error.why) from error
+        return ValueDecoder(self.value_format, self.value_schema, self.keep)
 
-    def table(self) -> IdempotentSink | SqlTable:
+    def table(self) -> BatchTable | SqlTable:
         """Where the columns go."""
-        if is_database(self.sink):
-            try:
-                return SqlTable(self.sink, self.sink_table or "", adopt=self.adopt)
-            except BadSqlTable as error:
-                raise BadJobOption("--table", error.value, error.why) from error
         try:
+            if is_database(self.sink):
+                return SqlTable(self.sink, self.sink_table or "", adopt=self.adopt)
             return idempotent_table(
                 self.sink,
                 self.sink_format,
@@ -250,18 +226,17 @@ class ApplyOptions(JobOptions):
         if self.marks:
             why = "a database has them beside the rows, in one transaction: leave it out"
             raise BadJobOption("--marks", self.marks, why)
-        if self.sink_format != "parquet":
-            raise BadJobOption("--format", self.sink_format, "belongs to a table of files; a database has its own")
-        if self.sink_options:
-            raise BadJobOption("--sink-option", min(self.sink_options), "belongs to a table of files: leave it out")
-        if self.partition_by:
-            raise BadJobOption("--partition-by", self.partition_by[0], "belongs to a table of files: leave it out")
+        of_files = (
+            ("--format", self.sink_format if self.sink_format != "parquet" else None),
+            ("--sink-option", next(iter(self.sink_options), None)),
+            ("--partition-by", next(iter(self.partition_by), None)),
+        )
+        for option, given in of_files:
+            if given is not None:
+                raise BadJobOption(option, given, "belongs to a table of files: leave it out")
         if lacking := [name for name in _KEY_COLUMNS if name not in self.keep]:
             why = f"{lacking[0]} is missing: a database's rows are distinguished by topic, partition and offset"
             raise BadJobOption("--keep", ",".join(self.keep), why)
-
-    def _named_always(self) -> tuple[str, ...]:
-        return ("topic", "sink", "checkpoint", *(() if is_database(self.sink) else ("marks",)))
 
 
 def named_by_option(error: BadSink) -> SparkJobError:

@@ -1,6 +1,13 @@
 """A job without its command line: options in, a query run to its end or to a signal.
 
-    options ─▶ checks ─▶ Spark ─▶ checks ─▶ query ─▶ end
+    options ─▶ before_spark ─▶ Spark ─▶ with_spark ─▶ query ─▶ end
+
+    before_spark   in milliseconds: places on this machine's disk, logs and topic, Java
+    with_spark     the rest: checkpoint, columns and table, whose they are, where the source begins; of a job without a
+                   table, `progress_with_spark`
+
+Both only read: a refusal leaves nothing behind, and names the option. What changes after them the batch refuses.
+
     SIGTERM ─▶ flag ─▶ the batch that runs is finished ─▶ query stopped
 
 Stopping between batches costs nothing; stopping inside one would only make Spark run it again.
@@ -8,33 +15,41 @@ Stopping between batches costs nothing; stopping inside one would only make Spar
 
 import contextlib
 import json
+import os
 import re
 import signal
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Protocol, cast
+from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from filtering.errors import shown_partition
-from spark_jobs.batch_marks import LogRange
-from spark_jobs.errors import SparkJobError
-from spark_jobs.file_marks import FileMarks
-from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, named, with_spark
-from spark_jobs.jobs.options import ApplyOptions, JobOptions
-from spark_jobs.jobs.reporting import Reporter, served
-from spark_jobs.marks import MarksStore
-from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
-from spark_jobs.replay_filter import ReplayFilteredBatches
+from pushrep.errors import PushrepError
+from spark_jobs.batch_marks import LogRange, MarksStore
+from spark_jobs.errors import BadJobOption, CantReplace, SparkJobError
+from spark_jobs.file_marks import FileMarks, local_path
+from spark_jobs.jobs.options import ApplyOptions, JobOptions, named_by_option
+from spark_jobs.jobs.reporting import Reporter, one_line, served
+from spark_jobs.marks_stores import is_database
+from spark_jobs.replacing import Replacing
+from spark_jobs.replay_filter import ReplayFilteredBatches, adopted_marks
+from spark_jobs.sinks.catalog_table import WITH_VERSIONS, CatalogTable, idempotent_table
+from spark_jobs.sinks.directory_table import offsets_from
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.idempotent_sink import IdempotentSink
+from spark_jobs.sinks.idempotent_sink import BadSink, BatchTable
 from spark_jobs.sources import register_sources
+from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
+from spark_jobs.sources.planning import resolve_starts
 from spark_jobs.sources.startpoints import wanted_of
+from spark_jobs.spark_internals import STREAMS_SINCE, release, require_java, too_old
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
@@ -43,16 +58,129 @@ _KEPT_TO_READ_AGAIN = ("path", "topic", "includeheaders", "kafka.")
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
+def before_spark(options: JobOptions) -> None:
+    """Raise BadJobOption, SparkUnfit, or the source's own refusal of its options or its topic."""
+    if options.source == "pushrep" and release() < STREAMS_SINCE:
+        raise too_old("a stream of source pushrep", "4.2")
+    _check_places(options)
+    if options.source == "pushrep":
+        source = _source_options(options)
+        with contextlib.closing(TopicLogs(source.path, source.topic, source.partitions)) as logs:
+            logs.extents()
+    # spark-submit has its JVM already, and so has whoever calls the job beside a session of its own.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
+        require_java()
+
+
+def with_spark(
+    spark: SparkSession, options: ApplyOptions, record: StructType, table: BatchTable | SqlTable, marks: MarksStore
+) -> None:
+    """`record`: the source's columns. Raises BadJobOption, BadSink, and what marks and table of another query raise."""
+    columns = options.decoder().columns(record)
+    query_id = progress_with_spark(spark, options, marks)
+    with named("--sink", table.location if isinstance(table, SqlTable) else options.sink):
+        table.check(spark, columns, query_id)
+
+
+def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksStore) -> str | None:
+    """The checkpoint's query, None before its first start. Raises BadJobOption and what others' marks raise."""
+    with named("--checkpoint", options.checkpoint):
+        checkpoint = HadoopDirectory(spark, options.checkpoint)
+        if unusable := checkpoint.why_unusable():
+            raise BadJobOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
+        query_id = _query_of(checkpoint)
+        planned = sorted(int(name) for name in checkpoint.names("offsets") if name.isdigit())
+        if planned and options.source == "kafka":
+            _check_topics(options, checkpoint, f"offsets/{planned[-1]}")
+    with named("--sink" if isinstance(marks, SqlTable) else "--marks", marks.location):
+        adopted_marks(marks, query_id, options.adopt)
+    if options.source == "pushrep" and not planned:
+        source = _source_options(options)
+        with contextlib.closing(TopicLogs(source.path, source.topic, source.partitions)) as logs:
+            resolve_starts(source, logs.extents(), logs.first_at)
+    return query_id
+
+
+def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
+    """Raise BadJobOption here: Spark would log a batch of the new topics, and then fail without the old ones."""
+    offsets = [json.loads(text) for text in _logged_offsets(checkpoint.path_of(name), checkpoint.read(name))]
+    read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
+    if gone := sorted(read - set(options.topics())):
+        why = f"the checkpoint's query has read {', '.join(gone)}: name that, too, or begin with a fresh checkpoint"
+        raise BadJobOption("--topic", options.topic, why)
+
+
+def _logged_offsets(path: str, text: str) -> list[str]:
+    """The offset of each source that has one, from a file `offsets/N` of Spark's. Raises BadJobOption.
+
+    v1 | {"batchWatermarkMs": ...} | one line a source: its offset, or -
+    v2 | the same                  | <source>:<offset>                      Spark 4.1 and newer can write it
+    """
+    version, _, *lines = text.split("\n")
+    if version not in {"v1", "v2"}:
+        raise BadJobOption("--checkpoint", path, "it holds no offsets of version v1 or v2; this release reads no other")
+    texts = [line.partition(":")[2] if version == "v2" else line for line in lines if line]
+    return [offset for offset in texts if offset != "-"]
+
+
+def _check_places(options: JobOptions) -> None:
+    """Refuse marks that are a file, and directories inside each other."""
+    kept, table = options.marks_path(), options.table_path()
+    marks, checkpoint = None if kept is None else _real(kept), _real(options.checkpoint)
+    if marks is not None:
+        if marks.is_file():
+            raise BadJobOption("--marks", options.marks, "it is a file; name a directory, or a new one")
+        if marks == checkpoint:
+            raise BadJobOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
+        if options.path is not None and marks == _real(options.path):
+            why = "it is the directory of the logs, which is their writer's alone"
+            raise BadJobOption("--marks", options.marks, why)
+    sink = None if table is None else _real(table)
+    for option, text, place in (("--checkpoint", options.checkpoint, checkpoint), ("--marks", options.marks, marks)):
+        if sink is not None and place is not None and (sink == place or sink in place.parents):
+            raise BadJobOption(option, text, "it lies in the table of --sink; name a directory beside it")
+
+
+def _source_options(options: JobOptions) -> SourceOptions:
+    source = SourceOptions.parse(options.reader_options())
+    source.check_stream()
+    return source
+
+
+def _query_of(checkpoint: HadoopDirectory) -> str | None:
+    if "metadata" not in checkpoint.names():
+        return None
+    return str(json.loads(checkpoint.read("metadata"))["id"])
+
+
+def _real(text: str) -> Path | None:
+    place = local_path(text)
+    return None if place is None else place.resolve()
+
+
+@contextlib.contextmanager
+def named(option: str, value: str) -> Iterator[None]:
+    """Errors raised inside become errors of this option; those of other libraries in one line."""
+    try:
+        yield
+    except BadSink as error:
+        raise named_by_option(error) from error
+    except SparkJobError:
+        raise
+    except (PushrepError, OSError) as error:
+        raise BadJobOption(option, value, str(error)) from error
+    except Exception as error:  # of Hadoop, through Py4J
+        raise BadJobOption(option, value, one_line(error)) from error
+
+
 Handler = Callable[[DataFrame, int], object]
 """What takes the rows that the filter kept, with the batch's number."""
 
 
-class Prepare(Protocol):
-    """The last look before the query starts, and the handler; `record` are the source's columns."""
-
-    def __call__(self, spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
-        """Raises SparkJobError for what the first batch would fail at."""
-        ...
+Prepare = Callable[[StructType, MarksStore], Handler]
+"""The last look before the query starts, and the handler, of the source's columns. Raises SparkJobError for what the
+first batch would fail at.
+"""
 
 
 def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> None:
@@ -60,8 +188,7 @@ def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> 
 
     A Spark session that is active already is used, and left running.
     """
-    check_database(options)
-    before_spark(options, partial(columns_without_spark, options))
+    before_spark(options)
     with (
         served(options.health, f"apply {options.topic}", reporter),
         session_of(f"apply-{options.topic}", options.conf, debug=debug) as spark,
@@ -73,16 +200,17 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
     """As `apply`, in a session that stays."""
     table = options.table()
 
-    def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
+    def prepare(record: StructType, marks: MarksStore) -> Handler:
         with_spark(spark, options, record, table, marks)
         return DecodedBatches(options.decoder(), table)
 
-    replacing = None if options.append_only else Replacing(table, partial(_records, options), _wanted(options))
+    source = _source_options(options) if options.consumer is not None else None
+    wanted = None if source is None else wanted_of(source)
+    replacing = None if options.append_only else Replacing(table, partial(_records, options), wanted)
     stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None, replacing=replacing)
 
 
 def _records(options: JobOptions, session: SparkSession, where: LogRange) -> DataFrame:
-    """A log range once more."""
     options_of_range = {
         name: text for name, text in options.reader_options().items() if name.lower().startswith(_KEPT_TO_READ_AGAIN)
     }
@@ -95,11 +223,6 @@ def _records(options: JobOptions, session: SparkSession, where: LogRange) -> Dat
     ends = {"startingOffsets": where.start, "endingOffsets": where.end}
     options_of_range |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}
     return session.read.format(options.source).options(**options_of_range).load()
-
-
-def _wanted(options: JobOptions) -> AskRowsWanted | None:
-    """Asks the store of the consumer's startpoints; None without a consumer."""
-    return wanted_of(SourceOptions.parse(options.reader_options())) if options.consumer is not None else None
 
 
 def stream(  # noqa: PLR0913 - a query's parts
@@ -121,7 +244,7 @@ def stream(  # noqa: PLR0913 - a query's parts
     marks = store or FileMarks(options.marks, spark)
     rows = _without(options, spark.readStream.format(options.source).options(**options.reader_options()).load())
     filtered = ReplayFilteredBatches(
-        prepare(spark, rows.schema, marks),
+        prepare(rows.schema, marks),
         marks,
         carrier=options.carrier,
         window=options.window,
@@ -150,32 +273,30 @@ def _without(options: JobOptions, rows: DataFrame) -> DataFrame:
         return rows.where(f"not coalesce(({options.leave_out}), false)")
 
 
-def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> list[str]:
-    """Remove what a kill left of the very first file of `offsets`, `.0.<uuid>.tmp`; the names.
+def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> None:
+    """Remove what a kill left of the very first file of `offsets`, `.0.<uuid>.tmp`.
 
     Spark writes a file under such a name and renames it. Before its first batch it wants that directory empty, and
     would refuse every restart (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). A batch that is planned, or any other
     file: nothing is touched. Another driver that is just writing that very file would fail, and start again.
     """
     found = checkpoint.names("offsets")
-    if checkpoint.names("commits") or not all(_FIRST_OFFSETS_UNFINISHED.fullmatch(name) for name in found):
-        return []
-    for name in found:
-        checkpoint.remove(f"offsets/{name}")
-    return found
+    if not checkpoint.names("commits") and all(_FIRST_OFFSETS_UNFINISHED.fullmatch(name) for name in found):
+        for name in found:
+            checkpoint.remove(f"offsets/{name}")
 
 
 class DecodedBatches:
     """The filter's handler: rows → columns of their values → the table, or a database's staging table."""
 
-    def __init__(self, decode: ValueDecoder, table: IdempotentSink | SqlTable) -> None:
+    def __init__(self, decode: ValueDecoder, table: BatchTable | SqlTable) -> None:
         self._decode, self._table = decode, table
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._table(self._decode(rows), batch_id)
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
-        cast("ReplacingHandler", self._table).replace(self._decode(rows), batch_id, ranges)
+        self._table.replace(self._decode(rows), batch_id, ranges)
 
     def drop_from(self, batch_id: int) -> None:
         if not isinstance(self._table, SqlTable):  # whose rows go with their marks, in the store's own transaction
@@ -202,16 +323,12 @@ class OneBatchAtATime:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         with self._running:
             if self._closed:
-                raise _Stopping
+                raise SparkJobError("the job ends: Spark runs this batch when it is started again")
             try:
                 self._batches(df, batch_id)
             except BaseException as error:
                 self.error = error
                 raise
-
-
-class _Stopping(SparkJobError):
-    """The job ends: Spark runs this batch when the job is started again."""
 
 
 def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event) -> None:
@@ -262,3 +379,43 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in zip(wanted, before, strict=True):
             signal.signal(number, handler)
+
+
+class Sink:
+    """What an apply job fills, as `pushrep startpoint repair` looks at it: which rows a repair replaces there.
+
+    As the job's options name it. A path of files and a database are looked at without Spark. Delta and Iceberg start
+    it, with `conf`; `close` stops it.
+    """
+
+    refusals = (SparkJobError,)
+
+    def __init__(self, sink: str, table: str | None, format: str, conf: Mapping[str, str]) -> None:  # noqa: A002
+        self._sink, self._table, self._format, self._conf = sink, table, format, conf
+        self._resources = contextlib.ExitStack()
+
+    def held(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
+        """The log offsets of its rows in each partition from its start on, ascending; looked for at once.
+
+        Raises CantReplace if these rows can't be replaced; BadSink, BadJobOption where there is no such table, or it
+        does not answer.
+        """
+        if is_database(self._sink):
+            database = SqlTable(self._sink, self._table or "")
+            with named("--sink", database.location):
+                return database.offsets_from(topic, starts)
+        if self._format.lower() in WITH_VERSIONS:
+            table = idempotent_table(self._sink, self._format)
+            assert isinstance(table, CatalogTable)
+            require_java()
+            session = self._resources.enter_context(session_of("startpoint", self._conf, debug=False))
+            with named("--sink", self._sink):
+                return table.offsets_from(session, topic, starts)
+        if "/" not in self._sink:
+            why = f"a catalog's table of {self._format} exchanges whole batches only; Delta and Iceberg can (--format)"
+            raise CantReplace(topic, *min(starts.items()), why)
+        return offsets_from(self._sink, self._format, topic, starts)
+
+    def close(self) -> None:
+        """Stop Spark, if a look has started it."""
+        self._resources.close()

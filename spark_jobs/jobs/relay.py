@@ -8,26 +8,17 @@ topic through a replay filter sees each record once, in the order of its source 
 `python -m spark_jobs.jobs.relay --help`, or give this file (`--where` prints its path) to spark-submit.
 """
 
-import sys
 from typing import Any
 
 import click
 
-from filtering.extras import install_command
+from filtering.extras import needed_by
 
-try:
+with needed_by("this job"):
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
-    from spark_jobs.jobs.command import NameValue, given_as_options, run_job, run_options, source_options
+    from spark_jobs.jobs.command import given_as_options, name_value, run_job, run_options, source_options
     from spark_jobs.jobs.relaying import RelayOptions, relay
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__":
-        raise
-    sys.exit(
-        f"error: this job needs {missing.name}, which {sys.executable} does not have: "
-        f"{install_command(missing.name or 'pyspark')}, or point PYSPARK_PYTHON at the Python that has it"
-    )
-
 
 _EPILOG = f"""\b
 Examples
@@ -53,17 +44,27 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 @click.option("--application", required=True, help="Name of the sender, part of the new PID; each relay has its own.")
 @click.option("--to-topic", required=True, help="The topic to send to; it must be there.")
 @click.option("--to-servers", help="Its brokers.  [default: those of --source kafka]")
-@click.option("--to-option", "to_options", type=NameValue(), multiple=True, help="Any librdkafka setting for it.")
+@click.option(
+    "--to-option",
+    "to_options",
+    type=name_value,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any librdkafka setting for it.",
+)
 @click.option("--to-carrier", type=click.Choice(["key", "header"]), help="[default: as --carrier]")
 @click.option(
     "--from-option",
     "from_options",
-    type=NameValue(),
+    type=name_value,
+    metavar="NAME=VALUE",
     multiple=True,
     help="Any librdkafka setting for the source.",
 )
 @click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, fixed at the first start.")
-@click.option("--epoch", type=click.IntRange(min=0), default=0, help="Of the PID; raise it with --partition-count.")
+@click.option(
+    "--epoch", type=click.IntRange(0, 10**9 - 1), default=0, help="Of the PID; raise it with --partition-count."
+)
 @run_options(__file__)
 def main(**given: Any) -> None:
     """Relay a log or a topic to a topic: replays dropped, each record's metadata being its offset in the source.
@@ -76,7 +77,6 @@ def main(**given: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> RelayOptions:
-    """What click parsed → checked options; raises SparkJobError."""
     return RelayOptions(**given_as_options(given, "to_options", "from_options"))
 
 

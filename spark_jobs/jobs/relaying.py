@@ -1,8 +1,10 @@
 """The relay job without its command line: which PIDs its records get, fixed at the first start, checked at each batch.
 
 source's incarnation ┐   (cluster id and topic id, or a log's id)
-destination's        ├─▶ PID of each source partition ─▶ relay_sending.py
+destination's        ├─▶ PID of each source partition ─┐
 application, epoch   ┘   stored beside the checkpoint; the brokers are asked again for every batch
+                                                       │
+rows ─▶ one task per source partition, in log order ───┴─▶ SourcePartitionProducer of that task ─▶ topic
 
 A relay stores beside its checkpoint, once, what must not change: its names, and to how many partitions it sends.
 
@@ -10,47 +12,52 @@ A relay stores beside its checkpoint, once, what must not change: its names, and
 
 Partitions that are added to the destination later are not used: of a source partition that moved, a reader could read
 the new destination partition first, and drop what it then reads of the old one. To use them, raise the PID's epoch.
+
+A task owns its client and ends when all its records are acknowledged. Killed anywhere, the batch runs again and sends
+again, from its first record on: records that are then in the topic twice are replays, which readers with a filter drop.
 """
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 
-from filtering import producer_id
-from partitioner.confluent import DestinationTopic, refuse_compaction, topic_facts, with_required_settings
+from filtering import StreamMetadata, producer_id
+from partitioner.confluent import (
+    DestinationTopic,
+    SourcePartitionProducer,
+    refuse_compaction,
+    topic_facts,
+    with_required_settings,
+)
 from partitioner.source_partition import BadPartitionerSetting, PartitionerError, check_not_shrunk
-from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
-from spark_jobs.jobs.options import BadJobOption, JobOptions
-from spark_jobs.jobs.pipeline import Handler, session_of, stream
-from spark_jobs.jobs.relay_sending import Sending
+from spark_jobs.batch_marks import MarksStore
+from spark_jobs.errors import BadJobOption, RecordUnfit
+from spark_jobs.jobs.options import JobOptions
+from spark_jobs.jobs.pipeline import Handler, before_spark, named, progress_with_spark, session_of, stream
 from spark_jobs.jobs.reporting import Reporter, served
-from spark_jobs.marks import MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sources.logs import TopicLogs
+from spark_jobs.spark_internals import a_task_a_number
 
 _NAME = re.compile(r"epoch-([0-9]{1,9})\.json")
 _VERSION = 1
 
 
-class RelayPinned(SparkJobError):
-    """This checkpoint's relay began otherwise, or nobody knows how; the message says what to do."""
+def _pinned(setting: str, wanted: object, pinned: object, remedy: str) -> BadJobOption:
+    return BadJobOption(setting, wanted, f"this checkpoint's relay began with {pinned!r}: {remedy}")
 
-    @classmethod
-    def to(cls, setting: str, wanted: object, pinned: object, remedy: str) -> "RelayPinned":
-        """Began with another value."""
-        return cls(f"{setting} is {wanted!r}, and this checkpoint's relay began with {pinned!r}: {remedy}")
 
-    @classmethod
-    def unreadable(cls, path: str, why: str) -> "RelayPinned":
-        """The file that says it can't be read."""
-        return cls(f"{path}: {why}; restore it, or begin with a fresh checkpoint and a new --epoch")
+def _unreadable(path: str, why: str) -> BadJobOption:
+    return BadJobOption("--checkpoint", path, f"{why}; restore it, or begin with a fresh checkpoint and a new --epoch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,13 +87,13 @@ class RelayIdentityStore:
         """The stored identity, if `wanted` agrees with it; at the first start, or for a new epoch, `wanted` is stored.
 
         `wanted` has the destination's present number of partitions; `partition_count` is the one that was asked for,
-        None: the stored one. Raises RelayPinned.
+        None: the stored one. Raises BadJobOption.
         """
         stored = self.read()
         if stored is None:
             if self._checkpoint.names("offsets"):
                 path = self._directory.path_of("")
-                raise RelayPinned.unreadable(path, "the checkpoint has batches, and nothing says how they were sent")
+                raise _unreadable(path, "the checkpoint has batches, and nothing says how they were sent")
             return self._write(wanted)
         fresh = "begin with a fresh checkpoint"
         for setting, ours, theirs in (
@@ -95,20 +102,20 @@ class RelayIdentityStore:
             ("--to-carrier", wanted.carrier, stored.carrier),
         ):
             if ours != theirs:
-                raise RelayPinned.to(setting, ours, theirs, f"give that, or {fresh}")
+                raise _pinned(setting, ours, theirs, f"give that, or {fresh}")
         check_same(wanted, stored)
         if wanted.epoch > stored.epoch:
             self._check_settled(wanted.epoch, stored.epoch)
             return self._write(wanted)
         if wanted.epoch < stored.epoch:
-            raise RelayPinned.to("--epoch", wanted.epoch, stored.epoch, "an epoch only rises: give that")
+            raise _pinned("--epoch", wanted.epoch, stored.epoch, "an epoch only rises: give that")
         if partition_count not in {None, stored.partition_count}:
             remedy = f"raise --epoch above {stored.epoch} with it"
-            raise RelayPinned.to("--partition-count", partition_count, stored.partition_count, remedy)
+            raise _pinned("--partition-count", partition_count, stored.partition_count, remedy)
         return stored
 
     def read(self) -> RelayIdentity | None:
-        """The identity of the highest epoch, None before the first start. Raises RelayPinned."""
+        """The identity of the highest epoch, None before the first start. Raises BadJobOption."""
         epochs = sorted(int(found[1]) for found in map(_NAME.fullmatch, self._directory.names()) if found)
         if not epochs:
             return None
@@ -116,17 +123,17 @@ class RelayIdentityStore:
         try:
             fields: dict[str, Any] = json.loads(self._directory.read(name))
             if fields.pop("version") != _VERSION:
-                raise RelayPinned.unreadable(self._directory.path_of(name), f"it is not of version {_VERSION}")
+                raise _unreadable(self._directory.path_of(name), f"it is not of version {_VERSION}")
             return RelayIdentity(**fields)
         except (ValueError, TypeError, KeyError) as error:
             path = self._directory.path_of(name)
-            raise RelayPinned.unreadable(path, f"it is not what a relay writes ({error})") from error
+            raise _unreadable(path, f"it is not what a relay writes ({error})") from error
 
     def _write(self, identity: RelayIdentity) -> RelayIdentity:
         name = f"epoch-{identity.epoch}.json"
         fields = {"version": _VERSION, **asdict(identity), "sources": dict(identity.sources)}
-        if not self._directory.create(name, json.dumps(fields, indent=1)):
-            raise RelayPinned.unreadable(self._directory.path_of(name), "the file system refused to make it")
+        if not self._directory.create_bytes(name, json.dumps(fields, indent=1).encode()):
+            raise _unreadable(self._directory.path_of(name), "the file system refused to make it")
         return identity
 
     def _check_settled(self, epoch: int, stored: int) -> None:
@@ -137,22 +144,21 @@ class RelayIdentityStore:
         ]
         if last[0] != last[1]:
             why = f"batch {last[0]} is not finished: run once with --epoch {stored}, till it ends, then raise it"
-            raise RelayPinned.to("--epoch", epoch, stored, why)
+            raise _pinned("--epoch", epoch, stored, why)
 
 
 def check_same(now: RelayIdentity, stored: RelayIdentity) -> None:
-    """Topics and logs are still the same. Raises RelayPinned for one that was made anew."""
+    """Topics and logs are still the same. Raises BadJobOption for one that was made anew."""
     if now.destination != stored.destination:
         remedy = f"topic {now.topic!r} was made anew and lacks what was sent before; begin with a fresh checkpoint"
-        raise RelayPinned.to("--to-topic", now.destination, stored.destination, remedy)
+        raise _pinned("--to-topic", now.destination, stored.destination, remedy)
     for name, incarnation in now.sources.items():
         if stored.sources.get(name, incarnation) != incarnation:
             remedy = f"source {name!r} was made anew, its offsets count from 0 again; begin with a fresh checkpoint"
-            raise RelayPinned.to("--topic", incarnation, stored.sources[name], remedy)
+            raise _pinned("--topic", incarnation, stored.sources[name], remedy)
 
 
 _SERVERS = "bootstrap.servers"
-_EPOCH_MAX = 10**9 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +173,7 @@ class RelayOptions(JobOptions):
     from_options: dict[str, str] = field(default_factory=dict)
     partition_count: int | None = None
     epoch: int = 0
+    _named_always: ClassVar[tuple[str, ...]] = ("application", "topic", "to_topic", "checkpoint")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,10 +184,6 @@ class RelayOptions(JobOptions):
         if "false" in map(str.lower, lossy.values()):
             why = "records that were not sent would be a hole, after which no later record may be sent"
             raise BadJobOption("--source-option failOnDataLoss", "false", why)
-        if self.partition_count is not None and self.partition_count < 1:
-            raise BadJobOption("--partition-count", self.partition_count, "give 1 or more")
-        if not 0 <= self.epoch <= _EPOCH_MAX:
-            raise BadJobOption("--epoch", self.epoch, f"give 0 to {_EPOCH_MAX}")
         for option, given in (("--to-option", self.to_options), ("--from-option", self.from_options)):
             if _SERVERS in given:
                 ours = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
@@ -222,9 +225,6 @@ class RelayOptions(JobOptions):
             why = re.sub(r"^[^:]*: ", "", str(error))
             raise BadJobOption(f"--to-option {error.setting}", error.value, why) from error
 
-    def _named_always(self) -> tuple[str, ...]:
-        return ("application", "topic", "to_topic", "checkpoint", "marks")
-
 
 def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> None:
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
@@ -240,7 +240,7 @@ def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> 
 def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> None:
     """As `relay`, in a session that stays."""
 
-    def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:  # noqa: ARG001 - as every job
+    def prepare(record: StructType, marks: MarksStore) -> Handler:  # noqa: ARG001 - as every job
         progress_with_spark(spark, options, marks)
         return RelayedBatches(options, identity_of(spark, options))
 
@@ -287,14 +287,11 @@ def inspect(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], Desti
                 found = topic_facts(options.source_client(), topic)
             sources.update({(topic, partition): found.incarnation for partition in range(found.partitions)})
         return sources, facts
-    logs = TopicLogs(options.path or "", options.topic, None)
-    try:
+    with closing(TopicLogs(options.path or "", options.topic, None)) as logs:
         for partition in logs.present():
             # A log that is just being made has no id yet, and no record either.
             if (log_id := logs.reader(partition).log_id) is not None:
                 sources[options.topic, partition] = str(log_id)
-    finally:
-        logs.close()
     return sources, facts
 
 
@@ -308,7 +305,7 @@ def _topic_named(option: str, topic: str) -> Iterator[None]:
 
 
 def identity_of(spark: SparkSession, options: RelayOptions) -> RelayIdentity:
-    """The identity of this checkpoint's relay, which is stored at the first use. Raises BadJobOption, RelayPinned."""
+    """The identity of this checkpoint's relay, which is stored at the first use. Raises BadJobOption."""
     place = options.checkpoint.rstrip("/") + "-relay"
     with named("--checkpoint", options.checkpoint):
         store = RelayIdentityStore(HadoopDirectory(spark, place), HadoopDirectory(spark, options.checkpoint))
@@ -344,3 +341,78 @@ def _pids(
         )
         for (topic, partition), incarnation in sources.items()
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """What every task of one batch needs. pids: by source topic and partition. Pickled to the workers."""
+
+    client: Mapping[str, Any]
+    topic: str
+    partition_count: int
+    carrier: Literal["key", "header"]
+    source_carrier: str
+    retention_ms: int | None
+    pids: Mapping[tuple[str, int], int]
+
+    def send(self, rows: DataFrame) -> int:
+        """Every row is in the topic when this returns; how many. Raises what a task raised, as Spark wraps it."""
+        columns: list[Any] = [
+            "topic",
+            "partition",
+            "offset",
+            "key",
+            "value",
+            F.unix_millis("timestamp").alias("timestamp_ms"),
+        ]
+        if "headers" in rows.columns:
+            columns.append("headers")
+        # Spark sorts: a task gets source partitions whole, in log order.
+        tasks = 1 + max((partition for _, partition in self.pids), default=0)
+        ordered = a_task_a_number(rows.select(*columns), tasks, "partition")
+        ordered = ordered.sortWithinPartitions("topic", "partition", "offset")
+        [[sent]] = ordered.mapInArrow(self._task, "sent bigint").agg(F.sum("sent")).collect()
+        return int(sent or 0)
+
+    def _task(self, batches: Iterator[Any]) -> Iterator[Any]:
+        sent = 0
+        with ExitStack() as stack:
+            producer = None
+            for batch in batches:
+                if producer is None and len(batch):
+                    producer = stack.enter_context(
+                        SourcePartitionProducer(
+                            self.client, self.topic, partition_count=self.partition_count, carrier=self.carrier
+                        )
+                    )
+                for row in batch.to_pylist():
+                    self._produce(producer, row)
+                sent += len(batch)
+        yield pa.RecordBatch.from_pydict({"sent": pa.array([sent], pa.int64())})
+
+    def _produce(self, producer: Any, row: dict[str, Any]) -> None:
+        place = (row["topic"], row["partition"], row["offset"])
+        pid = self.pids.get(place[:2])
+        if pid is None:
+            raise _refused(*place, "its partition was not there when the batch began: run the batch again")
+        own_key = None if self.source_carrier == "key" and StreamMetadata.try_unpack(row["key"]) else row["key"]
+        if own_key is not None and self.carrier == "key":
+            why = "it has a key of its own, which the metadata would replace: give --to-carrier header"
+            raise _refused(*place, why)
+        age_ms = time.time_ns() // 1_000_000 - row["timestamp_ms"]
+        if self.retention_ms is not None and age_ms > self.retention_ms:
+            why = (
+                f"it is {age_ms} ms old, and topic {self.topic} has retention.ms={self.retention_ms}: raise that first"
+            )
+            raise _refused(*place, why)
+        producer.produce(
+            StreamMetadata(pid, row["partition"], row["offset"]),
+            row["value"],
+            key=own_key,
+            headers=[(header["key"], header["value"]) for header in row.get("headers") or ()],
+            timestamp_ms=row["timestamp_ms"],
+        )
+
+
+def _refused(topic: str, partition: int, offset: int, why: str) -> RecordUnfit:
+    return RecordUnfit(f"record {offset} of {topic}-{partition} can't be relayed: {why}")

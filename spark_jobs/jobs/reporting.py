@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import click
@@ -22,8 +21,8 @@ from filtering.replay_filter import FilterCounts
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.status import JobStatus, Problem
-from spark_jobs.errors import SparkJobError
-from spark_jobs.replay_filter import BatchCounts
+from spark_jobs.decide import BatchCounts
+from spark_jobs.errors import BadJobOption
 
 # A worker's traceback inside Spark's text ends with the error itself: `package.module.Name: message`.
 _WORKER_ERROR = re.compile(r"^(?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
@@ -33,21 +32,31 @@ _CONDITION = re.compile(r"^(?:\[[A-Z_.]+\] )")
 
 
 class Reporter:
-    """Writes events; without a stream it writes lines for people to standard error. A context manager."""
+    """Writes events; without a stream it writes lines for people to standard error."""
 
-    def __init__(self, stream: TextIO | None, *, owned: bool) -> None:
-        self._stream, self._owned = stream, owned
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
         self._batches = 0
         self._query: str | None = None
         self._sums: FilterCounts | None = None
         self._batch_began_s = time.monotonic()
 
     @classmethod
-    def open(cls, path: str | None) -> Self:
-        """`-` is standard output; a file is appended to, so that a restarted job keeps its earlier events."""
-        if path is None or path == "-":
-            return cls(sys.stdout if path else None, owned=False)
-        return cls(Path(path).open("a", encoding="utf-8"), owned=True)
+    @contextlib.contextmanager
+    def open(cls, path: str | None) -> Iterator[Self]:
+        """`-` is standard output; a file is appended to, so that a restarted job keeps its earlier events.
+
+        Raises BadJobOption.
+        """
+        with contextlib.ExitStack() as resources:
+            stream: TextIO | None = sys.stdout if path else None
+            if path is not None and path != "-":
+                try:
+                    stream = resources.enter_context(Path(path).open("a", encoding="utf-8"))
+                except OSError as error:
+                    why = f"can't be written: {error.strerror}; name a file, or -"
+                    raise BadJobOption("--json", path, why) from error
+            yield cls(stream)
 
     def started(self, query_id: str, run_id: str) -> None:
         """The query runs."""
@@ -79,16 +88,12 @@ class Reporter:
         if self._stream is not None:
             self._event("failed", error, {"error": error})
 
-    @property
-    def counts(self) -> Mapping[str, FilterCounts]:
-        """Of all batches so far, by the query's id: what `JobStatus` shows."""
-        return {} if self._query is None or self._sums is None else {self._query: self._sums}
-
     def status(self, name: str, certificates: Mapping[str, int | None]) -> JobStatus:
         """What is wrong with the job, and its counts. name: of the job, in metrics."""
         begins = "the query has not begun: Spark is starting, or source, table and marks are being checked"
         found = () if self._query is not None else (Problem("not_answering", f"job {name}", begins),)
-        return JobStatus(name=name, counts=self.counts, certificates=certificates, found=found)
+        counts = {} if self._query is None or self._sums is None else {self._query: self._sums}
+        return JobStatus(name=name, counts=counts, certificates=certificates, found=found)
 
     def _event(self, event: str, text: str, fields: dict[str, Any]) -> None:
         if self._stream is None:
@@ -96,15 +101,6 @@ class Reporter:
         else:
             self._stream.write(json.dumps({"event": event, **fields}) + "\n")
             self._stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._owned and self._stream is not None:
-            self._stream.close()
 
 
 def one_line(error: BaseException) -> str:
@@ -117,13 +113,9 @@ def one_line(error: BaseException) -> str:
     return _CONDITION.sub("", _JAVA_CALL.sub("", text).splitlines()[0]).strip()
 
 
-class BadHealth(SparkJobError):
-    """Health can't be served as --health asks for it."""
-
-
 @contextlib.contextmanager
 def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> Iterator[None]:
-    """Answer /livez, /readyz (200 once the query runs) and /metrics meanwhile. Raises BadHealth."""
+    """Answer /livez, /readyz (200 once the query runs) and /metrics meanwhile. Raises BadJobOption."""
     if settings is None:
         yield
         return
@@ -131,6 +123,6 @@ def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> It
     try:
         server = HealthServer(settings, lambda: reporter.status(name, {"health": settings.expires_s()}))
     except BadArgument as error:
-        raise BadHealth(f"--health: {error.why}") from error
+        raise BadJobOption("--health", None, error.why) from error
     with server:
         yield

@@ -7,17 +7,25 @@
 
 Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of idempotent_sink.py). In Delta
 and Iceberg a batch may replace rows of others (../replacing.py): in the same commit the batches that hold them are
-written again without these rows. Each commit names its batch (table_commits.py). So a batch that the table has is not
-written again, and in Delta a driver that was believed dead can't overwrite with an old batch. Since Delta ignores a
-txnVersion below the last one, another `run` (txnAppId) begins when batches are taken back.
+written again without these rows. Each commit names its batch:
+
+    Delta      userMetadata = <record>, txnAppId = pushrep-<query>-<run>, txnVersion = batch
+    Iceberg    snapshot property pushrep = <record>
+    <record>   {"query": id, "run": text, "batch": n, "ranges": [log ranges], "replaced": [log ranges]}, JSON
+
+So a batch that the table has is not written again, and in Delta a driver that was believed dead can't overwrite with an
+old batch. Since Delta ignores a txnVersion below the last one, another `run` (txnAppId) begins when batches are taken
+back.
 """
 
+import json
 import logging
 import re
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
@@ -25,7 +33,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
-from spark_jobs.errors import CantReplace, RolledBackOverReplaced
+from spark_jobs.errors import ROWS_WOULD_BE_LOST, CantReplace, CheckpointWentBack
 from spark_jobs.replacing import within_any
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -36,7 +44,6 @@ from spark_jobs.sinks.idempotent_sink import (
     PLACE,
     BadSink,
     BatchTable,
-    IdempotentSink,
     Owners,
     TableNotOurs,
     held_until_in,
@@ -45,16 +52,14 @@ from spark_jobs.sinks.idempotent_sink import (
     settle,
     with_batch_id,
 )
-from spark_jobs.sinks.table_commits import (
-    DELTA,
-    ICEBERG,
-    RECORD,
-    WITH_VERSIONS,
-    BatchRecord,
-)
 from spark_jobs.spark_internals import setting, to_arrow
 
 _LOG = logging.getLogger(__name__)
+
+RECORD = "pushrep"
+DELTA, ICEBERG = "delta", "iceberg"
+WITH_VERSIONS = frozenset({DELTA, ICEBERG})
+"""Formats whose commits carry a record of ours."""
 
 _PROPERTY = "pushrep.queries"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -69,13 +74,13 @@ def idempotent_table(
     options: Mapping[str, str] | None = None,
     partition_by: Sequence[str] = (),
     adopt: tuple[str, int] | None = None,
-) -> IdempotentSink:
+) -> BatchTable:
     """A handler for ReplayFilteredBatches that writes each batch into `target`, with a column `batch_id`.
 
     `target` is a path (it has a `/`), then `format` is one of Spark's file formats or delta; or the name of a catalog
     table in any format, made at the first batch if there is none. `partition_by` columns come below batch_id. `adopt`
     as for ReplayFilteredBatches: batches of that query after the adopted one are removed, and the new query's follow.
-    Raises BadSink; TableOfAnotherQuery and TableNotOurs at the first batch.
+    Raises BadSink; TableNotOurs at the first batch.
     """
     if "/" not in target:
         return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
@@ -90,12 +95,10 @@ def idempotent_table(
 
 
 def _name(name: str) -> str:
-    """A column in SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _text(text: str) -> str:
-    """A text in SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -108,6 +111,34 @@ def _type(kind: DataType) -> str:
     if isinstance(kind, MapType):
         return f"map<{_type(kind.keyType)}, {_type(kind.valueType)}>"
     return kind.simpleString()
+
+
+class BatchRecord(NamedTuple):
+    """The record in a commit: the batch that it holds."""
+
+    query: str
+    run: str
+    batch: int
+    ranges: Sequence[LogRange]
+    replaced: Sequence[LogRange]
+
+    @classmethod
+    def parse(cls, text: str | None) -> "BatchRecord | None":
+        """The record in a commit's text; None for a commit that holds no batch of ours."""
+        try:
+            fields: dict[str, Any] = json.loads(text or "")
+            ranges, replaced = ([LogRange(*one) for one in fields[name]] for name in ("ranges", "replaced"))
+            return cls(fields["query"], fields["run"], fields["batch"], ranges, replaced)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def options(self, format: str) -> dict[str, str]:  # noqa: A002 - Spark's own word
+        """Options of the writer by which the commit carries this record."""
+        text = json.dumps(self._asdict(), separators=(",", ":"))
+        if format == ICEBERG:
+            return {f"snapshot-property.{RECORD}": text}
+        app = f"pushrep-{self.query}-{self.run}"
+        return {"userMetadata": text, "txnAppId": app, "txnVersion": str(self.batch)}
 
 
 class CatalogTable(BatchTable):
@@ -149,12 +180,6 @@ class CatalogTable(BatchTable):
             why = f"the table has the columns {', '.join(there)}, the rows {', '.join([*columns.names, BATCH_COLUMN])}"
             raise BadSink("target", self._name, f"{why}: alter the table, or write another")
         settle(self._owners(session), query_id or FRESH_QUERY, self._adopt, self._name)
-
-    def _check_there(self, session: SparkSession) -> None:
-        """Raises BadSink."""
-        self._check_session(session)
-        if not self._exists(session):
-            raise BadSink("target", self._name, "there is no such table")
 
     def _check_session(self, session: SparkSession) -> None:
         """Raise BadSink where Delta's jar is not in the session, or an option is one that this sink sets itself."""
@@ -208,7 +233,7 @@ class CatalogTable(BatchTable):
     def _record(
         self, session: SparkSession, committing: str, batch_id: int, replaced: Sequence[LogRange]
     ) -> BatchRecord:
-        """The next commit's record; the table's last record if it has the batch. Raises RolledBackOverReplaced."""
+        """The next commit's record; the table's last record if it has the batch. Raises CheckpointWentBack."""
         query_id, ranges = self._batch(batch_id)
         run = uuid.uuid4().hex[:12]
         if self._last is not None and self._last.batch < batch_id:
@@ -222,7 +247,8 @@ class CatalogTable(BatchTable):
             return last
         for one in later:
             if one.replaced:
-                raise RolledBackOverReplaced(batch_id, one.batch, one.replaced)
+                why = f"batch {one.batch} behind it replaced rows, those of {one.replaced[0]} first"
+                raise CheckpointWentBack(f"batch {batch_id} is planned anew, and {why}: {ROWS_WOULD_BE_LOST}")
         if later:
             self._drop_after(session, batch_id)
         elif last is not None:
@@ -258,14 +284,15 @@ class CatalogTable(BatchTable):
 
     def offsets_from(self, session: SparkSession, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
         """The offsets of the rows in each partition from its start on, ascending. Raises CantReplace, BadSink."""
-        self._check_there(session)
+        self._check_session(session)
+        if not self._exists(session):
+            raise BadSink("target", self._name, "there is no such table")
         rows = session.table(self._name)
         held_until_in(rows, LogRange(topic, *min(starts.items()), OFFSET_MAX))  # refuses what can't be replaced
         here = (F.col("topic") == topic) & F.col("partition").isin(*starts) & (F.col("offset") >= min(starts.values()))
         return offsets_by_partition(to_arrow(rows.where(here).select("partition", "offset")), starts)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
-        """The rows of other batches."""
         if not self._exists(session):
             return session.createDataFrame([], PLACE)
         self._open(session, None, batch_id)
@@ -285,7 +312,7 @@ class CatalogTable(BatchTable):
         return session.catalog.tableExists(self._name)
 
     def _open(self, session: SparkSession, rows: DataFrame | None, batch_id: int) -> None:
-        """Make the query the writer of the table, which is made for these rows. Raises BadSink, TableOfAnotherQuery."""
+        """Make the query the writer of the table, which is made for these rows. Raises BadSink, TableNotOurs."""
         query_id, _ = self._batch(batch_id)
         if self._place is None or self._place[0] != query_id:
             self._place = query_id, self._settled(session, rows, query_id)
@@ -312,7 +339,7 @@ class CatalogTable(BatchTable):
         if self._committing() is not None:
             first, *more = map(F.col, partitions)
             table = empty.writeTo(self._name).using(self._format).partitionedBy(first, *more)
-            table.tableProperty(_PROPERTY, Owners().with_first(query_id).to_text()).create()
+            table.tableProperty(_PROPERTY, Owners(((query_id, 0),)).to_text()).create()
             return
         if self._is_files():
             # Declared, not written as an empty frame: a kill leaves files of that, over which Spark makes no table.
@@ -321,7 +348,7 @@ class CatalogTable(BatchTable):
             rows.sparkSession.sql(
                 f"CREATE TABLE {self._name} ({columns}) USING {self._format} {f'OPTIONS ({given}) ' if given else ''}"
                 f"PARTITIONED BY ({', '.join(map(_name, partitions))}) "
-                f"TBLPROPERTIES ({_text(_PROPERTY)} = {_text(Owners().with_first(query_id).to_text())})"
+                f"TBLPROPERTIES ({_text(_PROPERTY)} = {_text(Owners(((query_id, 0),)).to_text())})"
             )
             return
         empty.write.format(self._format).options(**self._options).partitionBy(*partitions).saveAsTable(self._name)

@@ -137,7 +137,8 @@ class DirectoryTable(BatchTable):
     def _into_place(self, directory: HadoopDirectory, aside: str, name: str) -> None:
         written = [name] if name in directory.names(aside) else []
         if not directory.renames_directories:  # there one task writes one object, without rows too
-            written = [f"{name}/{file}" for file in _seen(directory.names(f"{aside}/{name}"))]
+            files = directory.names(f"{aside}/{name}")
+            written = [f"{name}/{file}" for file in files if not file.startswith(("_", "."))]  # which no reader ignores
         if len(written) != 1:
             raise BadSink("target", self._name, _TWO_DRIVERS)
         directory.remove(name)
@@ -177,7 +178,7 @@ class DirectoryTable(BatchTable):
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, settled.first)
                 directory.check_new_objects(_OWN, once=False)
-                if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
+                if not directory.create_bytes(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text().encode()):
                     raise BadSink("target", self._name, f"the file system refused to make a file in {_OWN}")
             self._place = query_id, directory, settled
         refuse_earlier(self._place[2], batch_id, self._name)
@@ -189,8 +190,6 @@ class DirectoryTable(BatchTable):
             raise BadSink("partition_by", ",".join(self._partition_by), f"{why} of a format with commits of its own")
 
     def _owners(self, directory: HadoopDirectory) -> Owners:
-        if directory.is_file():
-            raise TableNotOurs(self._name, "is a file")
         written = [
             int(n) for name in directory.names(_OWN) if (n := name.removesuffix(".json")[len("owners-") :]).isdigit()
         ]
@@ -205,11 +204,6 @@ class DirectoryTable(BatchTable):
             column, _, value = name.partition("=")
             if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
                 directory.remove(name)
-
-
-def _seen(names: Sequence[str]) -> list[str]:
-    """Without names that readers of files ignore."""
-    return [name for name in names if not name.startswith(("_", "."))]
 
 
 def offsets_from(

@@ -61,10 +61,6 @@ class HadoopDirectory:
         """With its file system's scheme."""
         return str(self._path(name).toString())
 
-    def is_file(self) -> bool:
-        """Whether there is a file in the place of the directory."""
-        return bool(self._fs.exists(self._root) and not self._fs.getFileStatus(self._root).isDirectory())
-
     def why_unusable(self) -> str | None:
         """Why it can't be written, as far as that is known without writing; None if it can."""
         place = self._root
@@ -114,10 +110,6 @@ class HadoopDirectory:
         stream = self._fs.create(self._path(name), True)
         stream.write(bytearray(text.encode()))
         stream.close()
-
-    def create(self, name: str, text: str) -> bool:
-        """A file of this text, as `create_bytes`."""
-        return self.create_bytes(name, text.encode())
 
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Whole or not at all; False where `name` is there already, in an object store also if another was faster.

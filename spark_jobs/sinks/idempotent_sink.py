@@ -1,4 +1,4 @@
-"""What the sinks of the apply job share: the Protocol, which query wrote which batches, and the columns of a table.
+"""What the tables of the apply job share: which query wrote which batches, and the columns.
 
 `Owners` (pure) keeps which query writes, so that one never overwrites another's batches: a directory keeps it in a file
 (directory_table.py), a catalog's table in its properties (catalog_table.py).
@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
-from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
@@ -39,33 +39,6 @@ PLACE = "topic string, partition int, offset bigint, batch_id bigint"
 """The columns that say where a row's record lies, and its batch."""
 
 
-class IdempotentSink(Protocol):
-    """What the filter's handler must be: writing a batch again replaces it, and batches can be taken back."""
-
-    def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        """Say which query's batch comes next, with the log ranges of all its rows; before every other call for it."""
-        ...
-
-    def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Write the batch so that exactly these rows stand for it."""
-        ...
-
-    def drop_from(self, batch_id: int) -> None:
-        """Remove this query's batches >= batch_id."""
-        ...
-
-    def check_columns(self, columns: StructType) -> None:
-        """Raise BadSink if rows of these columns can't be written as the sink was set to. Needs no Spark."""
-        ...
-
-    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
-        """Raise what the first batch of this query would raise, and write nothing; None is a query without a batch.
-
-        Raises BadSink, TableOfAnotherQuery, TableNotOurs.
-        """
-        ...
-
-
 class BadSink(SparkJobError):
     """The sink can't write so that a batch may be run again; the message names the setting."""
 
@@ -74,24 +47,11 @@ class BadSink(SparkJobError):
         self.setting, self.value, self.why = setting, value, why
 
 
-class TableOfAnotherQuery(SparkJobError):
-    """Another query writes this table: adopt it, or write elsewhere."""
-
-    def __init__(self, table: str, owner: str, query_id: str) -> None:
-        super().__init__(
-            f"table {table} is written by query {owner}, this is query {query_id}: a fresh checkpoint would write "
-            f"every record again. To go on where that query ended pass adopt=({owner!r}, its last batch), here and "
-            f"to the filter (--adopt {owner}:BATCH); otherwise write another table"
-        )
-        self.table, self.owner, self.query_id = table, owner, query_id
-
-
 class TableNotOurs(SparkJobError):
-    """There is data in the table that this sink did not write; its rows could not be distinguished from batches."""
+    """Another query writes this table, or it has data that this sink did not write: adopt it, or write another."""
 
-    def __init__(self, table: str, why: str) -> None:
-        super().__init__(f"table {table}: {why}: write another table, or move what is there")
-        self.table, self.why = table, why
+    def __init__(self, table: str, why: str, instead: str = "write another table, or move what is there") -> None:
+        super().__init__(f"table {table} {why}: {instead}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +70,6 @@ class Owners:
         """The number of its first batch; 0 while there is none."""
         return self.queries[-1][1] if self.queries else 0
 
-    def with_first(self, query_id: str) -> Self:
-        """The first query of an empty table."""
-        return type(self)(((query_id, 0),))
-
-    def with_successor(self, query_id: str, adopted: int) -> Self:
-        """The query that continues after batch `adopted` of the owner."""
-        return type(self)((*self.queries, (query_id, adopted + 1)))
-
     def to_text(self) -> str:
         """One line of JSON."""
         return json.dumps({"version": VERSION, "queries": [list(query) for query in self.queries]})
@@ -128,10 +80,10 @@ class Owners:
         try:
             content = json.loads(text)
             if content["version"] != VERSION:
-                raise TableNotOurs(table, f"its record of queries has version {content['version']}, not {VERSION}")
+                raise TableNotOurs(table, f"has a record of queries of version {content['version']}, not {VERSION}")
             return cls(tuple((str(query), int(first)) for query, first in content["queries"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise TableNotOurs(table, f"its record of queries is damaged ({error!r})") from error
+            raise TableNotOurs(table, f"has a record of queries that is damaged ({error!r})") from error
 
 
 def refuse_without_place(columns: Sequence[str], where: LogRange) -> None:
@@ -158,13 +110,11 @@ def held_until_in(rows: DataFrame, where: LogRange) -> int:
     return 0 if found is None or found[0] is None else int(found[0]) + 1
 
 
-def held_in(rows: DataFrame, where: LogRange) -> DataFrame:
-    """Of those rows that lie in a log range, the column `offset`."""
-    return rows.where(within(where)).select("offset")
-
-
 class BatchTable(ABC):
-    """What DirectoryTable and CatalogTable share. `name`: the table's, or a path."""
+    """A table as the filter's handler, in a directory or a catalog; `name` is its path or name.
+
+    Writing a batch again replaces it, and batches can be taken back. `expect` is called before all else for a batch.
+    """
 
     commits_marks = False
 
@@ -198,7 +148,7 @@ class BatchTable(ABC):
         return self._expected[0], self._expected[2]
 
     def check_columns(self, columns: StructType) -> None:
-        """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
+        """Raise BadSink for a column that the table has itself, and for partitions by what the rows don't have."""
         names = {name.lower(): name for name in columns.names}
         if BATCH_COLUMN in names:
             why = "the table has a column of this name for the number of the batch: give the rows' own another name"
@@ -206,18 +156,29 @@ class BatchTable(ABC):
         for name in self._partition_by:
             if name.lower() not in names:
                 raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
-            kind = columns[names[name.lower()]].dataType
-            if isinstance(kind, ArrayType | MapType | StructType) or kind.typeName() == "variant":
-                raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
-        chosen = [name.lower() for name in self._partition_by]
-        if len(set(chosen)) < len(chosen):
-            raise BadSink("partition_by", ",".join(self._partition_by), "a column is named twice")
-        if columns.names and len(chosen) == len(columns.names):
-            raise BadSink("partition_by", ",".join(self._partition_by), "a column must be left to be written")
 
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
         """The column `offset` of the rows of other batches in a log range."""
-        return held_in(self._others(session, batch_id), where)
+        return self._others(session, batch_id).where(within(where)).select("offset")
+
+    @abstractmethod
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write the batch so that exactly these rows stand for it."""
+
+    @abstractmethod
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        """As the call, and rows that other batches have in these log ranges go in the same step. Raises CantReplace."""
+
+    @abstractmethod
+    def drop_from(self, batch_id: int) -> None:
+        """Remove this query's batches >= batch_id."""
+
+    @abstractmethod
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
+        """Raise what the first batch of this query would raise, and write nothing; None is a query without a batch.
+
+        Raises BadSink, TableNotOurs.
+        """
 
     @abstractmethod
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
@@ -231,14 +192,20 @@ class BatchTable(ABC):
 
 
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
-    """The owners with this query as the writer; the same object if it is that already. Raises TableOfAnotherQuery."""
+    """The owners with this query as the writer; the same object if it is that already. Raises TableNotOurs."""
     if owners.owner == query_id:
         return owners
     if owners.owner is None:
-        return owners.with_first(query_id)
+        return Owners(((query_id, 0),))
     if adopt is None or adopt[0] != owners.owner:
-        raise TableOfAnotherQuery(table, owners.owner, query_id)
-    return owners.with_successor(query_id, adopt[1])
+        raise TableNotOurs(
+            table,
+            f"is written by query {owners.owner}, this is query {query_id}",
+            "a fresh checkpoint would write every record again. To go on where that query ended pass "
+            f"adopt=({owners.owner!r}, its last batch), here and to the filter (--adopt {owners.owner}:BATCH); "
+            "otherwise write another table",
+        )
+    return Owners((*owners.queries, (query_id, adopt[1] + 1)))
 
 
 def refuse_earlier(owners: Owners, batch_id: int, table: str) -> None:

@@ -30,7 +30,6 @@ from pyspark.sql.types import (
 from pushrep.records import RecordBatch, TimestampType
 from pushrep.records.columns import RecordColumns
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
-from spark_jobs.sources.options import SourceOptions
 
 # The JVM holds one Arrow batch while Python builds the next; between 4,000 and 65,000 rows the speed is the same.
 ROWS_MAX = 16_384
@@ -40,12 +39,6 @@ _MICROS_LIMIT_MS = (2**63 - 1) // 1000
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
-def own_schema(options: SourceOptions) -> StructType:
-    """The columns that these options ask for."""
-    include_epochs = options.startpoint_consumer is not None
-    return source_schema(include_headers=options.include_headers, include_epochs=include_epochs)
 
 
 def source_schema(*, include_headers: bool, include_epochs: bool = False) -> StructType:

@@ -8,9 +8,8 @@ executors see the logs under the same path: one machine, or a shared file system
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any, cast
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from filtering.errors import shown_partition
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_at
 from pushrep.records import RecordBatch
-from spark_jobs.sources.arrow import ArrowWriter, own_schema
+from spark_jobs.sources.arrow import ArrowWriter, source_schema
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import (
@@ -65,23 +64,17 @@ class TaskRange(InputPartition):
 def plan_tasks(
     logs: TopicLogs, ranges: Mapping[int, Range], log_ids: Mapping[int, str], options: SourceOptions
 ) -> list[TaskRange]:
-    """Cut each range into tasks of about `splitBytes`; smaller ones if `minPartitions` asks for more tasks.
+    """Cut each range into tasks of about `splitBytes`.
 
     Raises DataLoss if a log does not hold its range any more; or leaves out what is gone, with a warning.
     """
-    rulers = {}
+    tasks = []
     for partition, (start, end) in sorted(ranges.items()):
         task = held_part(TaskRange(partition, start, end, log_ids[partition]), logs.reader_if_there(partition), options)
         if task.start < task.end:
-            rulers[partition] = logs.ruler(partition, task.start, task.end, options.split_bytes)
-    piece_bytes = float(options.split_bytes)
-    if options.min_partitions is not None and rulers:
-        piece_bytes = min(piece_bytes, sum(ruler.size_bytes for ruler in rulers.values()) / options.min_partitions)
-    return [
-        TaskRange(partition, start, end, log_ids[partition])
-        for partition, ruler in rulers.items()
-        for start, end in ruler.cut(piece_bytes)
-    ]
+            pieces = logs.pieces(partition, task.start, task.end, options.split_bytes)
+            tasks += [replace(task, start=low, end=high) for low, high in pieces]
+    return tasks
 
 
 def read_range(options: SourceOptions, schema: StructType, task: TaskRange) -> Iterator[pa.RecordBatch]:
@@ -134,40 +127,34 @@ def held_part(task: TaskRange, reader: LogReader | None, options: SourceOptions)
     `reader` None: there is no log. Raises EndUnknown if that is not known now.
     """
     log_id = None if reader is None else reader.log_id
-    if reader is None or log_id is None:
-        return _nothing_of(task, "the log is not there any more", options)
-    if str(log_id) != task.log_id:
-        return _nothing_of(task, f"the log was made anew (it was {task.log_id}, it is {log_id})", options)
-    start, end = reader.log_start_offset, reader.log_end_offset
-    if task.start < start:
-        gone = DataLoss(options.topic, task.partition, task.start, min(start, task.end), f"the log starts at {start}")
-    elif task.end > end:
-        if written_end(reader) is None:
-            raise EndUnknown(options.topic, task.partition, task.end, end)
-        gone = DataLoss(options.topic, task.partition, max(end, task.start), task.end, f"the log ends at {end}")
+    if reader is None or log_id is None or str(log_id) != task.log_id:
+        start = end = task.end
+        gone, why = (task.start, task.end), f"the log was made anew (it was {task.log_id}, it is {log_id})"
+        if log_id is None:
+            why = "the log is not there any more"
     else:
-        return task
-    report(gone, fail_on_data_loss=options.fail_on_data_loss)
+        start, end = reader.log_start_offset, reader.log_end_offset
+        if start <= task.start and task.end <= end:
+            return task
+        gone, why = (task.start, min(start, task.end)), f"the log starts at {start}"
+        if start <= task.start:
+            if written_end(reader) is None:
+                raise EndUnknown(options.topic, task.partition, task.end, end)
+            gone, why = (max(end, task.start), task.end), f"the log ends at {end}"
+    report(DataLoss(options.topic, task.partition, *gone, why), fail_on_data_loss=options.fail_on_data_loss)
     return replace(task, start=min(max(task.start, start), task.end), end=max(min(task.end, end), task.start))
-
-
-def _nothing_of(task: TaskRange, why: str, options: SourceOptions) -> TaskRange:
-    gone = DataLoss(options.topic, task.partition, task.start, task.end, why)
-    report(gone, fail_on_data_loss=options.fail_on_data_loss)
-    return replace(task, start=task.end)
 
 
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
-        ReadMaxBytes,
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
 except ModuleNotFoundError:  # before Spark 4.2, where a stream is refused
     SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
-    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = Any  # type: ignore[assignment, misc]
+    ReadAllAvailable = ReadLimit = ReadMaxRows = Any  # type: ignore[assignment, misc]
 
 
 class PushrepDataSource(DataSource):
@@ -178,7 +165,9 @@ class PushrepDataSource(DataSource):
         return "pushrep"
 
     def schema(self) -> StructType:
-        return own_schema(SourceOptions.parse(self.options))
+        options = SourceOptions.parse(self.options)
+        include_epochs = options.startpoint_consumer is not None
+        return source_schema(include_headers=options.include_headers, include_epochs=include_epochs)
 
     def reader(self, schema: StructType) -> "PushrepReader":
         return PushrepReader(self._checked(schema), schema)
@@ -189,12 +178,11 @@ class PushrepDataSource(DataSource):
         return PushrepStreamReader(self._checked(schema), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
-        options = SourceOptions.parse(self.options)
-        own = own_schema(options)
+        own = self.schema()
         if schema.simpleString() != own.simpleString():
             why = f"leave .schema(...) out: its columns are {own.simpleString()}"
             raise BadOption("schema", schema.simpleString(), why)
-        return options
+        return SourceOptions.parse(self.options)
 
 
 class PushrepReader(DataSourceReader):
@@ -206,8 +194,7 @@ class PushrepReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        logs = TopicLogs(options.path, options.topic, options.partitions)
-        try:
+        with closing(TopicLogs(options.path, options.topic, options.partitions)) as logs:
             extents = logs.extents()
             starts = resolve_starts(options, extents, logs.first_at)
             ends = resolve("endingOffsets", options.end, extents, logs.first_at)
@@ -218,8 +205,6 @@ class PushrepReader(DataSourceReader):
                     raise BadOption("endingOffsets", options.given["endingOffsets"], why)
             ranges = {partition: (starts[partition], ends[partition]) for partition in extents}
             tasks = plan_tasks(logs, ranges, {partition: extents[partition].log_id for partition in extents}, options)
-        finally:
-            logs.close()
         # For no partitions Spark makes a task of its own and hands it this.
         return list[InputPartition](tasks) or [InputPartition(None)]
 
@@ -246,8 +231,6 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         if self._options.max_records is not None:
             return ReadMaxRows(self._options.max_records)
-        if self._options.max_bytes is not None:
-            return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -330,17 +313,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(self, step: StreamStep, limit: ReadLimit) -> dict[int, int]:
         """Where the batch ends per partition, under the limits that Spark asks to keep."""
         ends = {partition: end for partition, (_, end) in step.ranges.items()}
-        if isinstance(limit, ReadAllAvailable):
+        if isinstance(limit, ReadAllAvailable) or self._options.max_records is None:
             return ends
-        if self._options.max_records is not None:
-            shares = share({p: ends[p] - start for p, (start, _) in step.ranges.items()}, self._options.max_records)
-            ends = {partition: step.ranges[partition][0] + count for partition, count in shares.items()}
-        if self._options.max_bytes is not None:
-            ranges = {partition: (start, ends[partition]) for partition, (start, _) in step.ranges.items()}
-            ends |= self._within_bytes(ranges, self._options.max_bytes)
-        return ends
-
-    def _within_bytes(self, ranges: Mapping[int, Range], limit: int) -> dict[int, int]:
-        rulers = {p: self._logs.ruler(p, start, end, limit) for p, (start, end) in ranges.items() if start < end}
-        shares = share({partition: ceil(ruler.size_bytes) for partition, ruler in rulers.items()}, limit)
-        return {partition: ruler.end_within(shares[partition]) for partition, ruler in rulers.items()}
+        shares = share({p: ends[p] - start for p, (start, _) in step.ranges.items()}, self._options.max_records)
+        return {partition: step.ranges[partition][0] + count for partition, count in shares.items()}

@@ -3,24 +3,26 @@
 Readers are opened when first asked and kept: the driver asks the same logs at every trigger.
 
 A range of offsets is cut into tasks by bytes. Walking every batch header of a large log would read half of it, so
-`ByteRuler` (pure) measures the density (bytes per record) at a few record batches and assumes it around them:
+`cut_range` (pure) measures the density (bytes per record) at a few record batches and assumes it around them:
 
     start ----p0----|----p1----|----p2----|----p3---- end      sections of equal record counts, a probe in each one
 
 Sizes are estimates; the cuts lie at record batches, so that no batch is decoded by two tasks.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.log.published import read_published
 from pushrep.records import BatchHeader
 from spark_jobs.errors import SparkJobError
+from spark_jobs.sources.options import BadOption
 from spark_jobs.sources.planning import Extent
 
 SECTIONS = 8
@@ -43,65 +45,29 @@ Probe: TypeAlias = Callable[[int], BatchSpan]
 """The record batch that holds an offset."""
 
 
-class ByteRuler:
-    """Measures [start, end) of one partition in log bytes; the constructor calls `probe` at most SECTIONS + 1 times.
+def cut_range(start: int, end: int, probe: Probe, piece_bytes: int) -> list[tuple[int, int]]:
+    """[start, end), not empty, as contiguous pieces of about `piece_bytes` each, cut where a record batch begins.
 
-    If by the first batch's density the range is much smaller than `enough_bytes`, no other batch is read.
+    Measured at SECTIONS + 1 record batches at most; at the first one alone if by it the range is much smaller than a
+    piece.
     """
-
-    def __init__(self, start: int, end: int, probe: Probe, enough_bytes: int) -> None:
-        assert start < end, f"nothing to measure in [{start}, {end})"
-        self._probe = probe
-        count = end - start
-        first = probe(start)
-        sections = 1 if first.end >= end or first.density * count < enough_bytes / 2 else min(SECTIONS, count)
-        self._edges = [start + count * section // sections for section in range(sections + 1)]
-        middles = [(low + high) // 2 for low, high in pairwise(self._edges)]
-        self._densities = [first.density] if sections == 1 else [probe(middle).density for middle in middles]
-        spans = [high - low for low, high in pairwise(self._edges)]
-        sizes = (density * span for density, span in zip(self._densities, spans, strict=True))
-        self._sizes = list(accumulate(sizes, initial=0.0))
-
-    @property
-    def size_bytes(self) -> float:
-        """About how many bytes the whole range takes."""
-        return self._sizes[-1]
-
-    def offset_at(self, size_bytes: float) -> int:
-        """The offset about `size_bytes` behind the start, no further than the end."""
-        section = min(bisect_right(self._sizes, size_bytes), len(self._densities)) - 1
-        within = (size_bytes - self._sizes[section]) / self._densities[section]
-        return min(self._edges[section] + int(within), self._edges[-1])
-
-    def cut(self, piece_bytes: float) -> list[tuple[int, int]]:
-        """The range as contiguous pieces of about `piece_bytes` each, cut where a record batch begins."""
-        start, end = self._edges[0], self._edges[-1]
-        count = max(1, round(self.size_bytes / piece_bytes))
-        inner = (self._probe(self.offset_at(self.size_bytes * piece / count)).base for piece in range(1, count))
-        edges = [start, *sorted({edge for edge in inner if start < edge < end}), end]
-        return list(pairwise(edges))
-
-    def end_within(self, size_bytes: float) -> int:
-        """How far about `size_bytes` reach: the end of the last record batch in them, one batch at least."""
-        start, end = self._edges[0], self._edges[-1]
-        if self.size_bytes <= size_bytes:
-            return end
-        last = self._probe(min(self.offset_at(size_bytes), end - 1))
-        return min(end, last.base if last.base > start else last.end)
+    count, first = end - start, probe(start)
+    sections = 1 if first.end >= end or first.density * count < piece_bytes / 2 else min(SECTIONS, count)
+    edges = [count * section // sections for section in range(sections + 1)]
+    middles = [start + (low + high) // 2 for low, high in pairwise(edges)]
+    densities = [first.density] if sections == 1 else [probe(middle).density for middle in middles]
+    sizes = np.cumsum(
+        [0.0, *(density * (high - low) for density, (low, high) in zip(densities, pairwise(edges), strict=True))]
+    )
+    pieces = max(1, round(sizes[-1] / piece_bytes))
+    inner = np.interp([sizes[-1] * piece / pieces for piece in range(1, pieces)], sizes, edges)
+    bases = {probe(start + min(int(at), count - 1)).base for at in inner}
+    return list(pairwise([start, *sorted(base for base in bases if start < base < end), end]))
 
 
 # Plans end at a log's stable offset. What was planned is read as "written": to ask for the stable offset again would
 # refuse a batch that is run again while the writer is down and only its last checkpoint knows the end.
 PLANNED: Literal["written"] = "written"
-
-
-class TopicNotFound(SparkJobError):
-    """No log of the topic (or of the partitions asked for) in the directory; `known` lists the topics it holds."""
-
-    def __init__(self, path: str, topic: str, why: str, known: tuple[str, ...] = ()) -> None:
-        hint = f"; it holds {', '.join(known)}" if known else ""
-        super().__init__(f"source pushrep: topic {topic!r} in {path}: {why}{hint}. Check the options path and topic")
-        self.path, self.topic, self.why, self.known = path, topic, why, known
 
 
 class EndUnknown(SparkJobError):
@@ -113,7 +79,6 @@ class EndUnknown(SparkJobError):
             f"the offsets below {known} are known to be there since the machine started. Start the writer, then this "
             "query"
         )
-        self.topic, self.partition, self.offset, self.known = topic, partition, offset, known
 
 
 class TopicLogs:
@@ -133,28 +98,27 @@ class TopicLogs:
             reader.close()
 
     def present(self) -> list[int]:
-        """Every partition of the topic that is there, ascending. Raises TopicNotFound if there is none."""
+        """Every partition of the topic that is there, ascending. Raises BadOption if there is none."""
         path = str(self._directory)
         try:
             logs = readable_logs(self._directory)
         except NotALogDirectory as error:
-            raise TopicNotFound(path, self._topic, f"it is no directory of logs, {error.why}") from error
+            raise BadOption("path", path, f"it is no directory of logs, {error.why}") from error
         present = [partition for topic, partition in logs if topic == self._topic]
         if not present:
-            known = tuple(sorted({topic for topic, _ in logs}))
-            raise TopicNotFound(path, self._topic, "there is no log of it", known)
+            holds = ", ".join(sorted({topic for topic, _ in logs})) or "no logs"
+            raise BadOption("topic", self._topic, f"there is no log of it in {path}, which holds {holds}")
         return present
 
     def partitions(self) -> list[int]:
-        """Those that there are to read, ascending. Raises TopicNotFound."""
+        """Those that there are to read, ascending. Raises BadOption."""
         present = self.present()
         if self._chosen is None:
             return present
         chosen = set(self._chosen)
         if missing := sorted(chosen - {in_its_slot(partition) for partition in present}):
             known = sorted({in_its_slot(partition) for partition in present})
-            why = f"option partitions names {missing}, the topic has {known}"
-            raise TopicNotFound(str(self._directory), self._topic, why)
+            raise BadOption("partitions", None, f"it names {missing}, topic {self._topic!r} has {known}")
         return [partition for partition in present if in_its_slot(partition) in chosen]
 
     def extents(self) -> dict[int, Extent]:
@@ -192,8 +156,8 @@ class TopicLogs:
         """Offset of the first record at or after `ms` since 1970; None if there is none."""
         return self.reader(partition).offset_for_timestamp(ms)
 
-    def ruler(self, partition: int, start: int, end: int, enough_bytes: int) -> ByteRuler:
-        """Measure [start, end), not empty, in log bytes; `enough_bytes` as ByteRuler says."""
+    def pieces(self, partition: int, start: int, end: int, piece_bytes: int) -> list[tuple[int, int]]:
+        """[start, end), not empty, as `cut_range` cuts it."""
         reader = self.reader(partition)
 
         def probe(offset: int) -> BatchSpan:
@@ -206,7 +170,7 @@ class TopicLogs:
             header = BatchHeader.parse(batch)
             return BatchSpan(header.base_offset, header.next_offset, header.size_bytes)
 
-        return ByteRuler(start, end, probe, enough_bytes)
+        return cut_range(start, end, probe, piece_bytes)
 
     def _follow_directory(self) -> None:
         # A replaced directory's old files stay alive while they are mapped.

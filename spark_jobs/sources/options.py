@@ -10,14 +10,12 @@
     startingTimestamp     -          ms since 1970, or ISO 8601 with a zone: first record at or after it
     endingOffsets         latest     batch only: latest | {"topic": {"0": 50, "1": -1}}, exclusive
     maxRecordsPerTrigger  -          streams only: at most so many records a batch, shared among partitions
-    maxBytesPerTrigger    -          streams only: about so many log bytes a batch, a record batch each at least
     startingStartpoint    -          streams only: the consumer whose startpoints are followed while the stream runs
     startpoints           <path>/startpoints   the store that holds them: a directory, or kafka:TOPIC
     startpoints.NAME      -          of kafka:TOPIC: settings of its client, as startpoints.bootstrap.servers
     failOnDataLoss        true       false: continue after lost records, with a warning
     includeHeaders        false      adds the column headers
     splitBytes            64m        a partition's range is read by several tasks, each about so many log bytes
-    minPartitions         -          at least about so many tasks, by smaller splits
 
 Names and forms follow Spark's Kafka source; names are read without regard to case, as Spark hands them over.
 """
@@ -85,11 +83,9 @@ class SourceOptions:
     start: Place
     end: Place
     max_records: int | None
-    max_bytes: int | None
     fail_on_data_loss: bool
     include_headers: bool
     split_bytes: int
-    min_partitions: int | None
     startpoint_consumer: str | None
     startpoints: StorePlace | None
     given: Mapping[str, str]
@@ -107,7 +103,9 @@ class SourceOptions:
         else:
             start = _place("startingOffsets", given.get("startingOffsets", Edge.EARLIEST), topic)
         end = _place("endingOffsets", given.get("endingOffsets", Edge.LATEST), topic)
-        _check_end(end, given.get("endingOffsets"))
+        if end is Edge.EARLIEST or (isinstance(end, AtOffsets) and EARLIEST_OFFSET in end.offsets.values()):
+            why = "a read that ends at the start reads nothing; give latest or offsets, of which -1 is the latest"
+            raise BadOption("endingOffsets", given["endingOffsets"], why)
         return cls(
             path=_required(given, "path", "name the directory that holds the logs"),
             topic=topic,
@@ -115,11 +113,9 @@ class SourceOptions:
             start=start,
             end=end,
             max_records=_optional(given, "maxRecordsPerTrigger", _positive),
-            max_bytes=_optional(given, "maxBytesPerTrigger", _size),
             fail_on_data_loss=_optional(given, "failOnDataLoss", _boolean) is not False,
             include_headers=_optional(given, "includeHeaders", _boolean) is True,
             split_bytes=_optional(given, "splitBytes", _size) or SPLIT_BYTES,
-            min_partitions=_optional(given, "minPartitions", _positive),
             startpoint_consumer=_optional(given, "startingStartpoint", _named),
             startpoints=_store(given),
             given=given,
@@ -127,9 +123,9 @@ class SourceOptions:
 
     def check_batch(self) -> None:
         """Raise BadOption for what only a stream can honour, and for a start that leaves nothing to read."""
-        for option in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
-            if option in self.given:
-                raise BadOption(option, self.given[option], "a batch read has no triggers; only readStream takes it")
+        if self.max_records is not None:
+            why = "a batch read has no triggers; only readStream takes it"
+            raise BadOption("maxRecordsPerTrigger", str(self.max_records), why)
         if self.startpoint_consumer is not None:
             why = "a batch read commits nothing, so it can't consume a startpoint; only readStream takes it"
             raise BadOption("startingStartpoint", self.startpoint_consumer, why)
@@ -150,11 +146,9 @@ _OPTIONS = (
     "startingTimestamp",
     "endingOffsets",
     "maxRecordsPerTrigger",
-    "maxBytesPerTrigger",
     "failOnDataLoss",
     "includeHeaders",
     "splitBytes",
-    "minPartitions",
     "startingStartpoint",
     "startpoints",
 )
@@ -269,12 +263,3 @@ def _place(option: str, text: str, topic: str) -> Place:
             raise BadOption(option, text, f"{offset!r} of partition {partition} is not an offset, -1 or -2; {form}")
         offsets[number] = offset
     return AtOffsets(offsets)
-
-
-def _check_end(end: Place, text: str | None) -> None:
-    if end is Edge.EARLIEST:
-        raise BadOption("endingOffsets", text, "a read that ends at the start reads nothing; give latest or offsets")
-    if isinstance(end, AtOffsets):
-        for partition, offset in end.offsets.items():
-            if offset == EARLIEST_OFFSET:
-                raise BadOption("endingOffsets", text, f"partition {partition} can't end at -2; -1 is the latest")

@@ -98,7 +98,7 @@ def resolve(
 
 
 def share(available: Mapping[int, int], limit: int) -> dict[int, int]:
-    """Share `limit` (records, or bytes) among partitions by what each has: one each, the rest in proportion.
+    """Share `limit` records among partitions by what each has: one each, the rest in proportion.
 
     In proportion, partitions stay at about the same time; one each keeps a small partition moving beside a large one.
     Never more than `limit` in total.

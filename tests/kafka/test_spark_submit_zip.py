@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
+import pushrep
 from filtering import StreamMetadata
 from tests.kafka.cluster import missing
 from tests.kafka.plain_client import create_topic, plain_producer
@@ -52,8 +53,8 @@ def submit(tool_or_skip, bare_python, tmp_path):
     """Run a job's file far from its package, by spark-submit with the zip; its events."""
     tool_or_skip(missing() or missing_jars())
     module = [sys.executable, "-m"]
-    zip_ = tmp_path / "pushrep.zip"
-    subprocess.run([*module, "spark_jobs.jobs.py_files", str(zip_)], env=environment(), check=True, timeout=180)
+    zip_, packages = tmp_path / "pushrep.zip", ("filtering", "partitioner", "pushrep", "spark_jobs")
+    subprocess.run([*module, "zipfile", "-c", zip_, *packages], cwd=Path(pushrep.__file__).parents[1], check=True)
     started = []
 
     def run(job, master, *arguments):

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.decide import BITMAP_OFFSETS, PartitionRows, Runs, decide
-from spark_jobs.filter_settings import FilterRule
+from spark_jobs.columns import FilterRule
+from spark_jobs.decide import BITMAP_OFFSETS, PartitionRows, Runs, decide, ranges_of
+from spark_jobs.errors import FrameUnusable
 from spark_jobs.frame import KEY
-from spark_jobs.mark_epochs import Epoch, EpochsMixed
-from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
-from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
+from spark_jobs.mark_epochs import Epoch
+from spark_jobs.row_chunks import PairChunk, PairMarks, PairName, decide_pair, pack_rows, unpack_rows
 from spark_jobs.row_decision import decide_rows, decided
 
 PARTITIONS = 2
@@ -111,7 +111,7 @@ def found_by_rows(parts, marks, rule):
 def by_pairs(rows, state, rule):
     """The operator form; `state` as Spark keeps it."""
     data = []
-    packed = [row for batch in pack_rows([as_arrow(rows)] if rows else [], Packing(KEY)) for row in batch.to_pylist()]
+    packed = [row for batch in pack_rows([as_arrow(rows)] if rows else [], KEY) for row in batch.to_pylist()]
     name = lambda row: PairName(row["topic"], row["pid"], row["source_partition"])  # noqa: E731
     for pair, group in itertools.groupby(sorted(packed, key=name), key=name):
         own = list(group)
@@ -144,7 +144,7 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
         kept, verdict = by_rows(rows, marks, rule, cut)
         assert kept == expected, f"batch {number}"
         again = by_rows(rows, marks, rule, 0)[1]
-        assert (again.marks, again.ranges) == (verdict.marks, verdict.ranges), "run again it is the same batch"
+        assert again.marks == verdict.marks, "run again it is the same batch"
         marks = verdict.marks
         assert by_pairs(rows, state, rule) == expected, f"batch {number}"
         assert all(
@@ -152,7 +152,7 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
             for key, own in marks.items()
             for partition in set(own.to_columns().destination_partitions.tolist()) & {row[1] for row in rows}
         ), "marks stand under the epoch that their partition is in"
-        assert BatchMarks.from_bytes(BatchMarks("q", number, verdict.ranges, marks).to_bytes()).ranges == verdict.ranges
+        assert BatchMarks.from_bytes(BatchMarks("q", number, marks=marks).to_bytes()).marks == marks
 
 
 def rows_in(partition, epoch, marks, start=0):
@@ -190,19 +190,19 @@ def test_a_pair_in_two_partitions_is_split_across_epochs_too():
 
 def test_a_partition_in_two_epochs_at_once_is_refused():
     found = [rows_in(0, (3, 0), single(0, 4, 0)), rows_in(0, (4, 0), single(0, 4, 0), start=7)]
-    with pytest.raises(EpochsMixed, match="startpoint epochs 3, 4"):
+    with pytest.raises(FrameUnusable, match="startpoint epochs 3, 4"):
         verdictned(found, {})
     rows = [("t", 0, n, StreamMetadata(5, 0, n).pack(), epoch, 0) for n, epoch in enumerate((3, 4))]
     for parts in ([rows], [[row] for row in rows]):
-        with pytest.raises(EpochsMixed):
+        with pytest.raises(FrameUnusable):
             found_by_rows(parts, {}, FilterRule(window=2))
 
 
 def test_ranges_of_another_epoch_are_another_batch():
     """Rolled back and sent to the same place by a startpoint, a batch reads the same offsets and is not the same."""
     marks = single(0, 4, 0)
-    first, again = verdictned([rows_in(0, (0, 0), marks)], {}), verdictned([rows_in(0, (2, 2), marks)], {})
-    assert first.ranges == (LogRange("t", 0, 0, 1),)
-    assert again.ranges == (LogRange("t", 0, 0, 1, 2),)
-    old, new = (BatchMarks("q", 1, verdict.ranges, verdict.marks) for verdict in (first, again))
+    first, again = (ranges_of([rows_in(0, epoch, marks)]) for epoch in ((0, 0), (2, 2)))
+    assert first == (LogRange("t", 0, 0, 1),)
+    assert again == (LogRange("t", 0, 0, 1, 2),)
+    old, new = (BatchMarks("q", 1, ranges, {MarksKey("t"): marks}) for ranges in (first, again))
     assert BatchMarks.from_bytes(new.to_bytes()) == new != old

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.mark_epochs import Epoch, LowestHeld, carried, lowered, taken_back
+from spark_jobs.mark_epochs import Epoch, carried, lowered, taken_back
 
 PAIRS = [(7, 0), (7, 1), (-3, 0)]
 LOG = st.lists(st.tuples(st.sampled_from(PAIRS), st.integers(0, 12)), min_size=1, max_size=40)
@@ -41,7 +41,7 @@ def test_marks_are_lowered_to_where_the_second_reading_begins(log, data):
         pair, offset = log[place]
         lowest[pair] = min(offset, lowest.get(pair, offset))
     columns = [np.array([pair[n] for pair in lowest], np.int64) for n in range(2)]
-    held = LowestHeld(*columns, np.array(list(lowest.values()), np.int64))
+    held = HighwaterMarks.from_columns(*columns, np.array(list(lowest.values()), np.int64))
     back = lowered(marks_of(at_end), held)
     entries = {pair: entry.offset for pair, entry in back.items()}
     again = [start + place for place in kept_of(log[start:], entries)]
@@ -59,7 +59,7 @@ def test_only_the_partition_that_begins_anew_goes_back_and_stands_under_its_epoc
     }
     epochs = {0: Epoch(0, 0), 1: Epoch(5, 4), 2: Epoch(6, 3)}
     seen = HighwaterMarks()
-    held = LowestHeld(*(np.array([number], np.int64) for number in (7, 1, 4)))
+    held = HighwaterMarks.from_columns([7], [1], [4])
     went_back = []
 
     def as_of(partition, marks):

@@ -255,7 +255,7 @@ def test_a_checkpoint_goes_back_and_another_query_is_refused_until_it_adopts(pro
     seen = told(programs.start(arguments("back", store)))
     assert seen["q"] == [[0, "v0"], [0, "v1"], [0, "v2"], [0, "v5"], [1, "v6"], [1, "v7"], [1, "v8"]]
     assert "belong to query q (last batch 1), this is query r" in seen["MarksOfAnotherQuery"]
-    assert "is written by query q, this is query r" in seen["TableOfAnotherQuery"]
+    assert "is written by query q, this is query r" in seen["TableNotOurs"]
     assert seen["r"] == [[0, "v0"], [0, "v1"], [0, "v2"], [0, "v5"], [1, "v6"]]
 
 

@@ -60,10 +60,6 @@ def retire(directory: Path) -> None:
         assert log.delete_records(75) == 75
 
 
-LIMITS = [{"maxBytesPerTrigger": "800"}, {"maxRecordsPerTrigger": "30"}]
-
-
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
 @pytest.mark.parametrize("available_now", [False, True], ids=["", "AvailableNow"])
 @pytest.mark.parametrize("fail", ["true", "false"])
 @pytest.mark.parametrize(
@@ -75,13 +71,11 @@ LIMITS = [{"maxBytesPerTrigger": "800"}, {"maxRecordsPerTrigger": "30"}]
         (remove, r"orders-0: .* the log is not there any more", []),
     ],
 )
-def test_a_loss_between_two_batches_is_named_or_stepped_over(
-    tmp_path, caplog, lose, told, then, available_now, limit, fail
-):
+def test_a_loss_between_two_batches_is_named_or_stepped_over(tmp_path, caplog, lose, told, then, available_now, fail):
     """Also with AvailableNow, whose end was fixed before the loss."""
     fill(tmp_path, 0, 10)
     append(tmp_path, 1, 1)
-    engine = Engine(tmp_path, failOnDataLoss=fail, **limit)
+    engine = Engine(tmp_path, failOnDataLoss=fail, maxRecordsPerTrigger="30")
     engine.restart(available_now=available_now)
     assert engine.plan()
     engine.rows()

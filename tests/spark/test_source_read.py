@@ -103,11 +103,6 @@ def test_a_range_is_split_at_record_batches_and_stays_in_order(read):
     assert all(piece[0] % 100 == 0 for piece in pieces[1:]), "no record batch is read by two tasks"
 
 
-def test_min_partitions_asks_for_smaller_splits(read):
-    assert read(partitions="0").rdd.getNumPartitions() == 1
-    assert read(partitions="0", minPartitions="4").rdd.getNumPartitions() >= 4
-
-
 def test_a_starting_timestamp_begins_at_the_first_record_of_that_time(read):
     rows = read(startingTimestamp="5050").groupBy("partition").agg(F.min("offset"), F.count("*")).collect()
     assert sorted(map(tuple, rows)) == [(0, 550, 350), (1, 1, 3)]

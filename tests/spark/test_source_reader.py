@@ -21,7 +21,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.datasource import PushrepDataSource
-from spark_jobs.sources.logs import EndUnknown, TopicNotFound
+from spark_jobs.sources.logs import EndUnknown
 from spark_jobs.sources.options import BadOption
 from spark_jobs.sources.planning import DataLoss
 from tests.spark.source_engine import Engine, Rows, append, fill, records
@@ -46,9 +46,7 @@ class SourceMachine(RuleBasedStateMachine):
             {"startingOffsets": st.sampled_from(["earliest", "latest"])},
             optional={
                 "maxRecordsPerTrigger": st.integers(1, 40).map(str),
-                "maxBytesPerTrigger": st.integers(1, 2000).map(str),
                 "splitBytes": st.integers(1, 2000).map(str),
-                "minPartitions": st.integers(1, 6).map(str),
             },
         ),
     )
@@ -124,18 +122,9 @@ TestSourceMachine.settings = settings(max_examples=25, stateful_step_count=20, d
 
 def test_the_default_limit_is_overruled_by_read_all(tmp_path):
     append(tmp_path, 0, 50)
-    engine = Engine(tmp_path, maxRecordsPerTrigger="10", maxBytesPerTrigger="100")
+    engine = Engine(tmp_path, maxRecordsPerTrigger="10")
     engine.limit = ReadAllAvailable()
     assert engine.run() == [records(0, 0, 50)]
-
-
-def test_a_limit_in_bytes_cuts_at_record_batches(tmp_path):
-    for _ in range(20):
-        append(tmp_path, 0, 20)
-    batches = Engine(tmp_path, maxBytesPerTrigger="1500").run()
-    assert [row for batch in batches for row in batch] == records(0, 0, 400)
-    assert 4 < len(batches) < 20
-    assert all(batch[0][1] % 20 == 0 for batch in batches)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +229,7 @@ def test_a_path_without_the_topic_is_refused(tmp_path, path, why):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     engine = Engine(tmp_path / path)
-    with pytest.raises(TopicNotFound, match=why):
+    with pytest.raises(BadOption, match=why):
         engine.plan()
 
 

@@ -9,9 +9,9 @@ import pytest
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import (
     BatchMarks,
-    BatchMarksUnreadable,
     LogRange,
     MarksKey,
+    MarksStoreDamaged,
     RowCounts,
 )
 
@@ -54,10 +54,10 @@ def test_every_flipped_bit_and_every_cut_is_found():
         for bit in range(8):
             bad = bytearray(data)
             bad[position] ^= 1 << bit
-            with pytest.raises(BatchMarksUnreadable, match="corrupt"):
+            with pytest.raises(MarksStoreDamaged, match="corrupt"):
                 BatchMarks.from_bytes(bytes(bad))
     for size in range(len(data)):
-        with pytest.raises(BatchMarksUnreadable, match="corrupt"):
+        with pytest.raises(MarksStoreDamaged, match="corrupt"):
             BatchMarks.from_bytes(data[:size])
 
 
@@ -69,7 +69,7 @@ def _sealed(body: bytes) -> bytes:
 def test_another_version_is_refused_by_number(version):
     body = bytearray(MARKS.to_bytes()[:-4])
     body[7] = version
-    with pytest.raises(BatchMarksUnreadable, match=f"format version {version}, this release reads version 5"):
+    with pytest.raises(MarksStoreDamaged, match=f"format version {version}, this release reads version 5"):
         BatchMarks.from_bytes(_sealed(bytes(body)))
 
 
@@ -89,7 +89,7 @@ EMPTY = b'{"query":"q","batch":%s,"first":%s,"ranges":%s,"replaced":[],"counts":
     ],
 )
 def test_a_right_checksum_over_nonsense_is_refused_too(head):
-    with pytest.raises(BatchMarksUnreadable, match=r"head|shortest marks"):
+    with pytest.raises(MarksStoreDamaged, match=r"head|shortest marks"):
         BatchMarks.from_bytes(_sealed(b"PBMK" + struct.pack(">II", 5, len(head)) + head))
 
 

@@ -15,7 +15,7 @@ from pushrep.cli.startpoint_options import facts_of
 from pushrep.log import SegmentLog
 from pushrep.replay import ReplayClient
 from pushrep.startpoints import Reader, Startpoint, StartpointStore, State, Target
-from spark_jobs import job_sink
+from spark_jobs.jobs.pipeline import Sink
 
 NOON_MS = int(datetime(2013, 7, 4, 12, tzinfo=UTC).timestamp() * 1000)
 RECORDS = 60
@@ -114,8 +114,8 @@ def test_a_consumer_that_the_store_does_not_know_is_named_on_standard_error(repa
 
 def test_the_sink_is_asked_once_for_all_partitions(repair, sink, monkeypatch):
     """For a table of Delta or Iceberg each request is two Spark jobs over the whole table."""
-    asked, held = [], job_sink.Sink.held
-    monkeypatch.setattr(job_sink.Sink, "held", lambda *given: asked.append(given) or held(*given))
+    asked, held = [], Sink.held
+    monkeypatch.setattr(Sink, "held", lambda *given: asked.append(given) or held(*given))
     code, _, said = repair("--from", "25", *sink, "--dry-run")
     assert (code, len(asked)) == (0, 1), said
 
@@ -127,7 +127,7 @@ def test_a_topic_that_looks_like_a_number_is_a_text_in_a_directory_s_name_too(tm
     rows = [other, *({"topic": topic, "partition": 0, "offset": n, "batch_id": n // 3} for n in range(6))]
     names = ds.partitioning(pa.schema([("batch_id", pa.int64()), ("topic", pa.string())]), flavor="hive")
     ds.write_dataset(pa.Table.from_pylist(rows), tmp_path / "table", format="parquet", partitioning=names)
-    sink = job_sink.Sink(str(tmp_path / "table"), None, "parquet", {})
+    sink = Sink(str(tmp_path / "table"), None, "parquet", {})
     assert {one: list(held) for one, held in sink.held(topic, {0: 2}).items()} == {0: [2, 3, 4, 5]}
 
 

@@ -17,7 +17,7 @@ from examples.demo.output import MARKER, Output, OutputRefused, claim
 from examples.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
 from examples.demo.processes import parse_stat
 from examples.demo.summary import Summary
-from spark_jobs.filter_settings import BatchCounts
+from spark_jobs.decide import BatchCounts
 
 FLIGHTS = 336_776
 

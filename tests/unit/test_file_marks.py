@@ -11,9 +11,8 @@ import pytest
 
 from filtering import HighwaterMarks
 from spark_jobs import file_marks
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksKey, MarksStoreDamaged
 from spark_jobs.file_marks import FileMarks, local_path
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 
 
 def batch(number: int, query: str = "q", pairs: int = 3) -> BatchMarks:

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_jobs.errors import SparkUnfit
-from spark_jobs.java import java_version, require_java
+from spark_jobs.spark_internals import java_version, require_java
 
 
 @pytest.mark.parametrize(

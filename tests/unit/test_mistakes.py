@@ -360,16 +360,10 @@ def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
 def test_errors_of_spark_jobs_name_a_worker_slot_as_people_do():
     """The number of the log among all slots, 1<<30 and more, would tell a user nothing."""
     from pushrep.log.directory_files import parse_shown_partition
-    from spark_jobs.errors import FrameChanged, LogRowTwice
-    from spark_jobs.mark_epochs import EpochsMixed
+    from spark_jobs.errors import FrameChanged
+    from spark_jobs.mark_epochs import epochs_mixed
 
     number = parse_shown_partition("slot-7/3")
-    told = (
-        LogRowTwice("t", number, 5),
-        FrameChanged(number, 0, 5, 5, 4),
-        EpochsMixed("t", number, [1, 2]),
-    )
-    for error in told:
+    for error in (FrameChanged(number, 0, 5, 5, 4), epochs_mixed("t", number, [1, 2])):
         assert "partition slot-7/3" in str(error)
-        assert error.partition == number
-    assert "partition 3 of t" in str(LogRowTwice("t", 3, 5))
+    assert "partition 3 of t" in str(epochs_mixed("t", 3, [5]))

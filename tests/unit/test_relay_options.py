@@ -6,7 +6,7 @@ pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
 
-from spark_jobs.jobs.options import BadJobOption
+from spark_jobs.errors import BadJobOption
 from spark_jobs.jobs.relay import main
 from spark_jobs.jobs.relaying import RelayOptions
 
@@ -31,8 +31,6 @@ def options(**given):
         ({"to_topic": "t"}, "--to-topic"),
         ({"to_topic": " "}, "--to-topic"),
         ({"application": ""}, "--application"),
-        ({"partition_count": 0}, "--partition-count"),
-        ({"epoch": -1}, "--epoch"),
         ({"to_options": {"acks": "1"}}, "--to-option acks"),
         ({"to_options": {"max.in.flight": "5"}}, "--to-option max.in.flight"),
         ({"to_options": {"max.in.flight.requests.per.connection": "2"}}, "--to-option max.in.flight"),

@@ -9,9 +9,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from spark_jobs.values import BadValueFormat, ValueDecoder, ValueUnreadable, avro_decoder, spark_schema
-
 pytest.importorskip("pyspark")
+
+from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
+
+from spark_jobs.errors import BadJobOption, RecordUnfit
+from spark_jobs.values import DEFAULT_KEEP, ValueDecoder, avro_decoder, spark_schema
 
 EVERYTHING = {
     "type": "record",
@@ -106,10 +109,10 @@ def test_every_type_becomes_its_column():
     ],
 )
 def test_a_value_that_is_not_the_schema_s_names_its_record(value, why):
-    with pytest.raises(ValueUnreadable, match="topic t, partition 3, offset 1") as refused:
+    with pytest.raises(RecordUnfit, match="topic t, partition 3, offset 1") as refused:
         decoded(EVERYTHING, [encoded(EVERYTHING, DATUM), value])
     assert why in str(refused.value)
-    with pytest.raises(ValueUnreadable, match="row 0"):
+    with pytest.raises(RecordUnfit, match="row 0"):
         decoded(EVERYTHING, [value], places=False)
 
 
@@ -124,8 +127,11 @@ def test_a_value_that_is_not_the_schema_s_names_its_record(value, why):
     ],
 )
 def test_schemas_that_give_no_columns_are_refused(schema, why):
-    with pytest.raises(BadValueFormat, match=why):
+    with pytest.raises(BadJobOption, match=why):
         spark_schema(schema)
+
+
+RECORD = T.StructType([T.StructField(name, T.StringType()) for name in (*DEFAULT_KEEP, "day")])
 
 
 def test_settings_are_checked_before_spark_starts():
@@ -137,6 +143,6 @@ def test_settings_are_checked_before_spark_starts():
         ({"format": "avro", "schema": "{"}, "value-schema"),
         ({"format": "avro", "schema": json.dumps(EVERYTHING), "keep": ("day",)}, "keep"),
     ):
-        with pytest.raises(BadValueFormat) as refused:
-            ValueDecoder(**wrong)
-        assert refused.value.option == option
+        with pytest.raises(BadJobOption) as refused:
+            ValueDecoder(**wrong).columns(RECORD)
+        assert refused.value.option == f"--{option}"

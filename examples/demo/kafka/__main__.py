@@ -29,7 +29,6 @@ from examples.demo.shell import (
     show_run,
     written,
 )
-from spark_jobs.java import require_java
 from tests.support.kafka_node import KafkaJars
 
 _PACKAGES: Final = (
@@ -47,6 +46,8 @@ def require_tools(*, brokers: str | None, database: str | None, kafka_jars: Path
     wanted = (*_PACKAGES, *(() if database is not None else (_DATABASE,)))
     if missing := [name for name in wanted if find_spec(name) is None]:
         raise DemoUnavailable(", ".join(missing), "run `make demo-kafka`, which installs it")
+    from spark_jobs.spark_internals import require_java  # noqa: PLC0415 - not before pyspark is known to be there
+
     require_java()
     if brokers is None and (KafkaJars(kafka_jars).missing()) is not None:
         what_to_do = f"{_MAKE}; or name a directory by --kafka-jars, or brokers that run by --brokers"

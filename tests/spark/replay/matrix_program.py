@@ -188,12 +188,12 @@ class Cell:
 
     def _relay(self):
         """Run the relay job in a thread; it stops when its second batch is half sent."""
-        from spark_jobs.jobs import pipeline, relay_sending
+        from spark_jobs.jobs import pipeline, relaying
         from spark_jobs.jobs.relaying import RelayOptions
 
         # Its signals are the main thread's, and nobody sends any.
         pipeline._signals = lambda: contextlib.nullcontext(threading.Event())
-        send, cut = relay_sending.Sending.send, self._source["cut"]
+        send, cut = relaying.Sending.send, self._source["cut"]
 
         def send_half(sending, rows):
             if rows.where(f"offset >= {cut}").isEmpty():
@@ -202,7 +202,7 @@ class Cell:
             return self.stop_here()
 
         if self.stops and self.write is None:
-            relay_sending.Sending.send = send_half
+            relaying.Sending.send = send_half
         servers = self._source["options"]["kafka.bootstrap.servers"]
         options = RelayOptions(
             topic=self._source["options"]["subscribe"],

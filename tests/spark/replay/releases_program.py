@@ -222,7 +222,7 @@ def applied(spark, place, sink=None, sink_format="parquet"):
         value_format="string",
         keep=("topic", "partition", "offset"),
     )
-    apply_in(spark, options, Reporter.open(None))
+    apply_in(spark, options, Reporter(None))
     name = f"delta.`{Path(sink).resolve()}`" if sink_format == "delta" else sink
     found = spark.read.parquet(options.sink) if sink is None else spark.table(name)
     assert values(found) == ["u0", "v0", "v1"]

@@ -46,7 +46,7 @@ def log(spark, start, end, epoch, text):
 def through(spark, place, form, die_at):
     """The stream into the table, to its end or to where it dies; then what a look at the table gives."""
     from spark_jobs import FileMarks, ReplayFilteredBatches, idempotent_table
-    from spark_jobs.job_sink import Sink
+    from spark_jobs.jobs.pipeline import Sink
     from spark_jobs.replacing import Replacing
 
     name = f"{place}/delta-table" if form == "delta" else "ice.db.orders"
@@ -129,7 +129,7 @@ def every_version(spark, form, table):
 def rolled_back(spark, sink, table, query_id):
     """Batch 3 once more: as it was; with other ranges; and a way back over batch 2."""
     from spark_jobs.batch_marks import LogRange
-    from spark_jobs.errors import RolledBackOverReplaced
+    from spark_jobs.errors import CheckpointWentBack
 
     form = "delta" if table.startswith("delta.") else "iceberg"
     before = len(versions(spark, form, table))
@@ -146,7 +146,7 @@ def rolled_back(spark, sink, table, query_id):
     sink.expect(query_id, 2, (LogRange("t", 0, 5, 12, 7),))
     try:
         sink(batch, 2)
-    except RolledBackOverReplaced:
+    except CheckpointWentBack:
         return
     raise AssertionError("a way back over replaced rows was taken")
 

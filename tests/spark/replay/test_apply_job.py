@@ -19,12 +19,12 @@ from pushrep import Outbox
 from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
-from spark_jobs.errors import CantReplace, MarksOfAnotherQuery, SparkJobError
+from spark_jobs.errors import BadJobOption, CantReplace, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs import pipeline
-from spark_jobs.jobs.options import ApplyOptions, BadJobOption
+from spark_jobs.jobs.options import ApplyOptions
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
-from spark_jobs.sinks.idempotent_sink import TableOfAnotherQuery
+from spark_jobs.sinks.idempotent_sink import TableNotOurs
 from tests.spark.replay.repair_program import STEPS, die_at
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
@@ -209,7 +209,7 @@ def test_a_value_that_cannot_be_read_stops_the_job_and_names_the_record(spark, r
         run(**options)
     line = one_line(failed.value)
     assert "\n" not in line
-    assert line.startswith("ValueUnreadable: the value of topic orders, partition ")
+    assert line.startswith("the value of topic orders, partition ")
     assert not [p for p in (tmp_path / "table").iterdir() if p.name.startswith("batch_id")], "nothing of it is written"
 
 
@@ -224,7 +224,7 @@ def test_a_fresh_checkpoint_is_refused_until_it_adopts(spark, run, outbox, tmp_p
     query = run(value_format="string")[0]["query"]
     with pytest.raises(SparkJobError, match=rf"adopt=\('{query}', 1\)"):
         run("b", value_format="string")
-    with pytest.raises(TableOfAnotherQuery, match=query):
+    with pytest.raises(TableNotOurs, match=query):
         run("c", value_format="string", marks=str(tmp_path / "other-marks"))
     outbox([b"%d" % n for n in range(90, 130)], 90)
     assert run("d", value_format="string", adopt=(query, 0))[-1]["kept"] == 260 - 100

@@ -31,19 +31,30 @@ REFUSED = {
         ["--value-format", "json", "--value-schema", "{tmp}/broken.ddl"],
         "--value-schema: is no schema of Spark",
     ),
+    "a file above the checkpoint": (
+        ["--checkpoint", "{tmp}/fields.ddl/c"],
+        "--checkpoint='{tmp}/fields.ddl/c': {tmp}/fields.ddl is a file",
+    ),
+    "a file as sink": (["--sink", "{tmp}/fields.ddl"], "--sink='{tmp}/fields.ddl': is a file"),
+    "a column that records lack": (["--keep", "topic,colour"], "--keep: records have no column 'colour', only key, "),
+    "the value kept as well": (["--keep", "value"], "--keep: value is also a column of the value"),
     "a partition by no field of a JSON schema": (
         ["--value-format", "json", "--value-schema", "{tmp}/fields.ddl", "--partition-by", "day"],
         "--partition-by='day': there is no such column; there are a, b, topic, partition, offset, timestamp",
-    ),
-    "a partition by a list": (
-        ["--value-format", "json", "--value-schema", "{tmp}/fields.ddl", "--partition-by", "b"],
-        "--partition-by='b': its type is array<string>",
     ),
     "a field that the table has itself": (
         ["--value-format", "json", "--value-schema", "{tmp}/batch_id.ddl"],
         "column='Batch_ID': the table has a column of this name for the number of the batch",
     ),
-    "a table that others wrote": (["--sink", "{tmp}/theirs"], "table {tmp}/theirs: holds 'data.parquet', which this"),
+    "a database that is not there": (
+        ["--sink", "sqlite:{tmp}/no/d.db", "--table", "t"],
+        "/no/d.db table t': unable to open database",
+    ),
+    "a database that does not answer": (
+        ["--sink", "postgresql://u:secret@127.0.0.1:9/d", "--table", "t"],
+        "--sink='postgresql://127.0.0.1/d table t': connection failed",
+    ),
+    "a table that others wrote": (["--sink", "{tmp}/theirs"], "table {tmp}/theirs holds 'data.parquet', which this"),
     "a table of another query": (
         ["--sink", "{tmp}/owned"],
         "table {tmp}/owned is written by query other, this is query <new>: a fresh checkpoint would write",
@@ -112,6 +123,7 @@ def test_refusals_name_the_option_and_leave_nothing_behind(command, places, case
     said = [line for line in answer.output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1, answer.output
     assert "Traceback" not in answer.output
+    assert "secret" not in answer.output
     assert "\tat " not in answer.output, "no stack of Java"
     assert set(os.listdir(places)) == there, "neither checkpoint nor table nor marks were made"
 

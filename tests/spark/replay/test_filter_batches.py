@@ -7,18 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from filtering import BadFilterSetting, PairSplit, StreamMetadata
-from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame, replay_filter
+from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame
 from spark_jobs import frame as frame_room
-from spark_jobs.batch_marks import BatchMarks, RowCounts
-from spark_jobs.marks import MarksFenced
+from spark_jobs.batch_marks import BatchMarks, MarksFenced, RowCounts
+from spark_jobs.errors import CheckpointWentBack, FrameUnusable, MarksMissing, MarksOfAnotherQuery
 from spark_jobs.marks_command import marks
-from spark_jobs.replay_filter import (
-    CheckpointWentBack,
-    MarksMissing,
-    MarksOfAnotherQuery,
-    NotInForeachBatch,
-    RolledBackOverReplaced,
-)
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -148,7 +141,7 @@ def test_a_rollback_over_a_batch_that_replaced_rows_is_refused(frames, logs, sto
     second = store.read("q", 2)
     store.write(dataclasses.replace(second, replaced=second.ranges[:1]), keep=9)
     before = table.ids
-    with pytest.raises(RolledBackOverReplaced, match=r"back to batch 1, and batch 2 behind it.*fresh checkpoint"):
+    with pytest.raises(CheckpointWentBack, match=r"back to batch 1, and batch 2 behind it.*fresh checkpoint"):
         once(frames.split(rows[-3:], 1), 1)
     assert (table.ids, store.batches("q")) == (before, [0, 1, 2]), "nothing was dropped"
     once(frames.split(logs.in_batches(rows, 3, seed=1)[2], 1), 2)
@@ -326,9 +319,10 @@ def test_where_runs_are_too_many_nobody_looks_for_them_for_a_while(
 ):
     inside_query("q")
     monkeypatch.setattr(frame_room, "RUNS_MAX", 1)
-    monkeypatch.setattr(replay_filter, "_WITHOUT_RUNS", 2)
+    monkeypatch.setattr(frame_room, "WITHOUT_RUNS", 2)
     looked = []
-    monkeypatch.setattr(replay_filter, "by_runs", lambda *rest: looked.append(n) or frame_room.by_runs(*rest))
+    by_runs = frame_room.by_runs
+    monkeypatch.setattr(frame_room, "by_runs", lambda *rest: looked.append(n) or by_runs(*rest))
     once = ReplayFilteredBatches(table, store)
     batches = logs.in_batches(logs.random_topic(9, rows=150), 5, seed=1)
     for n, batch in enumerate(batches):
@@ -341,7 +335,7 @@ def test_where_runs_cross_they_are_looked_for_in_vain_less_and_less_often(
     frames, logs, store, table, inside_query, monkeypatch
 ):
     inside_query("q")
-    monkeypatch.setattr(replay_filter, "_WITHOUT_RUNS", 2)
+    monkeypatch.setattr(frame_room, "WITHOUT_RUNS", 2)
     once, rows, reads = ReplayFilteredBatches(table, store), [], []
     for n, sources in enumerate([(0, 1, 2, 1, 3, 2, 4)] * 5 + [(0, 1), (0, 1, 2, 1, 3, 2, 4)]):
         batch = [
@@ -403,8 +397,5 @@ def test_the_way_past_a_batch_in_which_a_pair_moved(frames, logs, store, table, 
 
 
 def test_outside_of_a_query_it_says_what_to_use(frames, logs, store, table):
-    once = ReplayFilteredBatches(table, store)
-    frame = frames.split(logs.random_topic(2), 1)
-    with pytest.raises(NotInForeachBatch, match="filter_frame"):
-        once(frame, 0)
-    assert logs.ids(once.filter_frame(frame).rows) == logs.Model().kept(logs.random_topic(2))
+    with pytest.raises(FrameUnusable, match="filter_frame"):
+        ReplayFilteredBatches(table, store)(frames.split(logs.random_topic(2), 1), 0)

@@ -15,13 +15,24 @@ from pyspark.sql.streaming.listener import QueryProgressEvent
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from filtering.replay_filter import FilterCounts
 from spark_jobs import keyed_state, row_chunks
-from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_settings import BatchCounts, FilterRule
+from spark_jobs.columns import FilterRule
+from spark_jobs.decide import BatchCounts
+from spark_jobs.errors import FrameUnusable, SparkJobError
 from spark_jobs.keyed_state import decided_frames
-from spark_jobs.mark_epochs import Epoch, EpochsMixed
+from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
-from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
-from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
+from spark_jobs.row_chunks import (
+    CHUNK_BYTES,
+    PairChunk,
+    PairMarks,
+    PairName,
+    decide_pair,
+    is_outside,
+    opened,
+    pack_rows,
+    places_of,
+    unpack_rows,
+)
 
 SCHEMA = pa.schema(
     [
@@ -40,7 +51,7 @@ def batch_of(rows):
 
 
 def packed(batches, **packing):
-    return [row for out in pack_rows(batches, Packing("key", travels=True, **packing)) for row in out.to_pylist()]
+    return [row for out in pack_rows(batches, "key", travels=True, **packing) for row in out.to_pylist()]
 
 
 def pair_of(chunk):
@@ -168,7 +179,7 @@ def test_a_pair_in_two_partitions_is_split_and_one_in_two_epochs_is_refused(logs
     with pytest.raises(PairSplit):
         decide_pair(name, [chunk_of(here)], known, FilterRule(), now_ms=None)
     moved = chunk_of(here)._replace(epoch=Epoch(4, 0), first_offset=9)
-    with pytest.raises(EpochsMixed, match="startpoint epochs 0, 4"):
+    with pytest.raises(FrameUnusable, match="startpoint epochs 0, 4"):
         decide_pair(name, [chunk_of(here), moved], PairMarks(), FilterRule(), now_ms=None)
 
 
@@ -251,7 +262,7 @@ def test_a_pair_has_one_timer_which_looks_again_while_its_marks_rise_and_then_en
 
 def frames_of(batches):
     """The pandas frames that Spark passes to the operator, with a few chunks each."""
-    frame = next(pack_rows(batches, Packing("key", travels=True))).to_pandas()
+    frame = next(pack_rows(batches, "key", travels=True)).to_pandas()
     return [frame[low : low + 2] for low in range(0, len(frame), 2)]
 
 

@@ -182,7 +182,7 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
     result = filter_frame(frames.split(first, 2), window=3)
     assert logs.ids(result.rows) == model.kept(first)
     store = FileMarks(tmp_path / "marks")
-    store.write(BatchMarks("the-query", 4, result.ranges, result.marks), keep=2)
+    store.write(BatchMarks("the-query", 4, marks=result.marks), keep=2)
     file = tmp_path / "orders.marks"
     done = CliRunner().invoke(marks_command, ["export", str(tmp_path / "marks"), str(file)])
     assert done.exit_code == 0, done.output

@@ -36,9 +36,9 @@ def test_of_two_writers_of_one_name_none_puts_the_others_bytes_there(spark, tmp_
             return rename_second(name_of_second, to)
 
         second.rename = of_the_second
-        seen.append((second.create(to, "second"), first.read(to)))
+        seen.append((second.create_bytes(to, b"second"), first.read(to)))
         return seen[0][0]
 
     first.rename = of_the_first
-    first.create("marks", "first")
+    first.create_bytes("marks", b"first")
     assert seen == [(True, "first"), (False, "first")]

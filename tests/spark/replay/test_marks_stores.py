@@ -6,8 +6,7 @@ import pytest
 
 from filtering import HighwaterMarks
 from spark_jobs import FileMarks, ReplayFilteredBatches, file_marks
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.marks import MarksFenced
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksKey
 
 pytestmark = pytest.mark.spark
 

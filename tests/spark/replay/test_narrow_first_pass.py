@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import FileMarks, ReplayFilteredBatches, columns, replay_filter, spark_internals
+from spark_jobs import FileMarks, ReplayFilteredBatches, columns, spark_internals
 from spark_jobs import frame as frame_room
-from spark_jobs.filter_settings import FilterRule
+from spark_jobs.columns import FilterRule
 from spark_jobs.frame import by_rows, by_runs, keyed_frame
 from spark_jobs.spark_internals import column_pruned, setting
 
@@ -71,8 +71,8 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     ]  # runs decide it alone: the batch of nothing else
     batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
     seen, passes, by_column = {}, [], {}
-    for place, name in ((replay_filter, "by_runs"), (replay_filter, "by_rows"), (frame_room, "by_rows")):
-        monkeypatch.setattr(place, name, spied(getattr(place, name), passes))
+    for name in ("by_runs", "by_rows"):
+        monkeypatch.setattr(frame_room, name, spied(getattr(frame_room, name), passes))
 
     def handle(rows, n):
         seen[n], by_column[n] = logs.ids(rows), reads_files(rows)
@@ -125,13 +125,13 @@ def test_only_the_batch_as_it_was_handed_over_is_read_narrowly(logs, stream_of, 
 
 def test_faults_f8_a_query_changes_settings_of_its_own_session_alone(spark, logs, stream_of, tmp_path, monkeypatch):
     name, seen = "spark.sql.shuffle.partitions", []
-    looked = replay_filter.by_runs
+    looked = frame_room.by_runs
 
     def look(keyed, rule):
         seen.append((keyed.sparkSession.conf.get(name), spark.conf.get(name)))
         return looked(keyed, rule)
 
-    monkeypatch.setattr(replay_filter, "by_runs", look)
+    monkeypatch.setattr(frame_room, "by_runs", look)
     with setting(spark, name, 7):
         marks = FileMarks(str(tmp_path / "marks"))
         once = ReplayFilteredBatches(lambda rows, _: seen.append(rows.sparkSession.conf.get(name)), marks)

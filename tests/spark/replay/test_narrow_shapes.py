@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs.filter_settings import FilterRule
+from spark_jobs.columns import FilterRule
 from spark_jobs.frame import by_runs, keyed_frame
 from spark_jobs.spark_internals import column_pruned
 

@@ -8,11 +8,8 @@ from decimal import Decimal
 import pytest
 
 from spark_jobs import ReplayFilteredBatches
-from spark_jobs.batch_marks import BatchMarks, LogRange
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged
-from spark_jobs.sql import BadSqlTable, SqlTable
-from spark_jobs.sql.dialects import PostgreSQL, dialect_of
-from spark_jobs.sql.table import stage_rows
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksStoreDamaged
+from spark_jobs.sql import BadSink, PostgreSQL, SqlTable, dialect_of, stage_rows
 from tests.postgresql import new_database
 
 pytestmark = pytest.mark.spark
@@ -301,12 +298,12 @@ def test_a_task_that_runs_twice_stages_once(frames, logs, url):
 
 
 def test_faults_f8_rows_of_a_batch_that_nobody_told_are_refused(spark, url):
-    with pytest.raises(BadSqlTable, match="nobody told the sink whose batch this is"):
+    with pytest.raises(BadSink, match="nobody told the sink whose batch this is"):
         told(SqlTable(url, "orders"), 0)(spark.sql("SELECT 't' topic, 0 partition, 7L `offset`"), 1)
 
 
 def test_marks_without_their_rows_are_refused(url):
-    with pytest.raises(BadSqlTable, match="as handler and as marks"):
+    with pytest.raises(BadSink, match="as handler and as marks"):
         SqlTable(url, "orders").write(BatchMarks("q", 0), keep=3)
 
 
@@ -363,7 +360,7 @@ def test_every_type_that_a_column_can_have_comes_back(spark, url):
     ],
 )
 def test_columns_that_cannot_be_kept_are_refused_by_name(spark, columns, named, tmp_path):
-    with pytest.raises(BadSqlTable) as refusal:
+    with pytest.raises(BadSink) as refusal:
         SqlTable(f"sqlite:{tmp_path / 'x.db'}", "orders")(spark.sql(f"SELECT {columns}"), 0)
     assert refusal.value.value == named
 
@@ -372,7 +369,7 @@ def test_columns_that_cannot_be_kept_are_refused_by_name(spark, columns, named, 
     ("url", "table"), [("mysql://x", "t"), ("sqlite:x", ""), ("sqlite:x", "a."), ("sqlite:x", "a?")]
 )
 def test_settings_that_name_no_table_are_refused(url, table):
-    with pytest.raises(BadSqlTable):
+    with pytest.raises(BadSink):
         SqlTable(url, table)
 
 

@@ -17,14 +17,14 @@ from pyspark.sql import DataFrameWriter
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.columns import FilterRule
 from spark_jobs.decide import PartitionRows
 from spark_jobs.errors import CantReplace
-from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
+from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs
 
 pytestmark = pytest.mark.spark
 
@@ -84,9 +84,9 @@ def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table):
     make, read = table
     for n in range(4):
         told(make(), n, "old")(spark.range(n, n + 1), n)
-    with pytest.raises(TableOfAnotherQuery, match=r"written by query old, this is query new.*adopt=\('old'"):
+    with pytest.raises(TableNotOurs, match=r"written by query old, this is query new.*adopt=\('old'"):
         told(make(), 0, "new")(spark.range(5), 0)
-    with pytest.raises(TableOfAnotherQuery):
+    with pytest.raises(TableNotOurs):
         told(make(adopt=("stranger", 1)), 0, "new")(spark.range(5), 0)
     assert read() == {0: [0], 1: [1], 2: [2], 3: [3]}, "a refusal changes nothing"
     told(make(adopt=("old", 1)), 2, "new")(spark.range(7, 8), 2)
@@ -96,7 +96,7 @@ def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table):
     told(make(adopt=("old", 1)), 3, "new")(spark.range(8, 9), 3)
     told(make(adopt=("old", 1)), 3, "new").drop_from(3)
     assert read() == {0: [0], 1: [1], 2: [7]}
-    with pytest.raises(TableOfAnotherQuery, match="by query new"):
+    with pytest.raises(TableNotOurs, match="by query new"):
         told(make(), 4, "old")(spark.range(5), 4)
 
 
@@ -112,7 +112,7 @@ def test_faults_f8_a_sink_is_told_its_query_and_writes_from_any_thread(spark, ta
         with pytest.raises(BadSink, match="nobody told the sink"):
             threads.submit(sink, spark.range(3), 1).result()
     assert read() == {0: [0, 1, 2]}
-    with pytest.raises(TableOfAnotherQuery, match="written by query q, this is query other"):
+    with pytest.raises(TableNotOurs, match="written by query q, this is query other"):
         told(make(), 0, "other")(spark.range(1), 0)
 
 
@@ -300,7 +300,7 @@ def test_data_of_others_is_left_alone(spark, tmp_path):
 
 
 def test_the_record_of_queries_is_checked():
-    owners = Owners().with_first("a").with_successor("b", 17).with_successor("c", 19)
+    owners = Owners((("a", 0), ("b", 18), ("c", 20)))
     assert (owners.queries, owners.first) == ((("a", 0), ("b", 18), ("c", 20)), 20)
     assert Owners.from_text(owners.to_text(), "t") == owners
     for bad in ("", "[]", "{}", json.dumps({"version": 2, "queries": []}), '{"version": 1, "queries": [1]}'):

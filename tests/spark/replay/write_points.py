@@ -17,7 +17,7 @@ CALLS = {
     "spark_jobs.sinks.hadoop.HadoopDirectory": {"_write": "file aside", "rename": "renamed", "remove": "removed"},
     "spark_jobs.sinks.directory_table.DirectoryTable": {"_write_aside": "rows aside"},
     "spark_jobs.file_marks.FileMarks": {"write": "marks"},
-    "spark_jobs.jobs.relay_sending.Sending": {"send": "sent"},
+    "spark_jobs.jobs.relaying.Sending": {"send": "sent"},
     "pyspark.sql.readwriter.DataFrameWriter": {"insertInto": "rows"},
     "pyspark.sql.readwriter.DataFrameWriterV2": {"create": "made", "overwrite": "rows"},
 }
@@ -56,7 +56,7 @@ def behind_each_write(act):
                 replace(place, name, functools.partial(reached, what))
         replace("pyspark.sql.session.SparkSession", "sql", lambda run: functools.partialmethod(sql, run=run))
         for name in ("PostgreSQL", "SQLite"):
-            place = f"spark_jobs.sql.dialects.{name}"
+            place = f"spark_jobs.sql.{name}"
             replace(place, "connect", lambda connect: lambda dialect: _Connection(connect(dialect), act))
         yield
 

@@ -119,8 +119,8 @@ def stops(spark, root):
 
 def drivers(spark, root, unfit):
     from spark_jobs import ReplayFilteredBatches
+    from spark_jobs.batch_marks import MarksFenced
     from spark_jobs.file_marks import FileMarks
-    from spark_jobs.marks import MarksFenced
     from spark_jobs.sinks.catalog_table import idempotent_table
     from spark_jobs.sinks.hadoop import HadoopDirectory
     from spark_jobs.sinks.idempotent_sink import BadSink
@@ -145,7 +145,7 @@ def drivers(spark, root, unfit):
     # At the very same moment: both have looked, both put the same name.
     directory = HadoopDirectory(spark, f"{root}/drivers/names")
     told["at_once"] = [at_once(directory, f"n{turn}") for turn in range(20)]
-    told["again"] = directory.create("n0", "third")
+    told["again"] = directory.create_bytes("n0", b"third")
     told["aside"] = sorted(set(directory.names()) - {f"n{turn}" for turn in range(20)})
     try:
         idempotent_table(f"{root}/unfit/table", partition_by=["topic"]).check(spark, rows(spark, 0).schema, None)
@@ -212,7 +212,7 @@ def back(spark, root):
     from spark_jobs import ReplayFilteredBatches, idempotent_table
     from spark_jobs.errors import MarksOfAnotherQuery
     from spark_jobs.file_marks import FileMarks
-    from spark_jobs.sinks.idempotent_sink import TableOfAnotherQuery
+    from spark_jobs.sinks.idempotent_sink import TableNotOurs
 
     def run(query, number, batch, **adopt):
         spark.sparkContext.setLocalProperty("sql.streaming.queryId", query)
@@ -225,7 +225,7 @@ def back(spark, root):
     told = {"q": held(spark, f"{root}/back/table")}
     for error, attempt in (
         (MarksOfAnotherQuery, lambda: run("r", 1, 0)),
-        (TableOfAnotherQuery, lambda: told_table(f"{root}/back/table", "r")(rows(spark, 1), 0)),
+        (TableNotOurs, lambda: told_table(f"{root}/back/table", "r")(rows(spark, 1), 0)),
     ):
         try:
             attempt()
@@ -242,7 +242,7 @@ def at_once(directory, name):
 
     def writer(text):
         begins.wait()
-        if directory.create(name, text):
+        if directory.create_bytes(name, text.encode()):
             made.append(text)
 
     writers = [threading.Thread(target=writer, args=(text,)) for text in ("first", "second")]

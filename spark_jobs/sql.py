@@ -9,26 +9,45 @@
 
 Killed anywhere, the table holds just the batches whose marks are there. What an attempt left in staging goes with the
 next batch that is committed.
+
+A URL is `postgresql://...` (libpq's, so a password may stay in PGPASSWORD or ~/.pgpass of the driver and the workers)
+or `sqlite:<path>`, which only a Spark on this one machine can use. What differs between the two stands in their
+classes; everything else is SQL that both understand.
 """
 
+import json
 import logging
+import sqlite3
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from filtering.errors import shown_partition
 from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.batch_marks import BatchMarks, LogRange
-from spark_jobs.marks import MarksFenced, parsed_marks
-from spark_jobs.sinks.idempotent_sink import NOT_TOLD
-from spark_jobs.sql.dialects import BadSqlTable, Dialect, column_type, dialect_of, quoted
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, parsed_marks
+from spark_jobs.sinks.idempotent_sink import NOT_TOLD, BadSink
 
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
@@ -38,6 +57,143 @@ _ATTEMPTS, _BACKOFF = 5, Backoff(first_s=0.2, longest_s=2.0)
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_LOCK_TIMEOUT_S = 30
+
+
+class TypeNames(NamedTuple):
+    """What Spark's types are called, but for decimals."""
+
+    types: dict[type[DataType], str]
+    decimal: str
+    identity: str
+    """The column that counts rows up."""
+
+
+class PostgreSQL:
+    """By psycopg. `mark` is the placeholder of a value in a statement."""
+
+    mark = "%s"
+    names = TypeNames(
+        {
+            BooleanType: "boolean", ByteType: "smallint", ShortType: "smallint", IntegerType: "integer",
+            LongType: "bigint", FloatType: "real", DoubleType: "double precision", StringType: "text",
+            BinaryType: "bytea", DateType: "date", TimestampType: "timestamptz", TimestampNTZType: "timestamp",
+        },
+        "numeric({}, {})",
+        "bigint generated always as identity",
+    )  # fmt: skip
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def connect(self) -> Any:
+        """A connection that begins a transaction with its first statement."""
+        import psycopg  # noqa: PLC0415 - pip install pushrep[sql]
+
+        return psycopg.connect(self._url)
+
+    def location(self) -> str:
+        """The database without secrets, for messages."""
+        from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+        settings = conninfo_to_dict(self._url)
+        return f"postgresql://{settings.get('host', '')}/{settings.get('dbname', '')}"
+
+    def lost(self) -> tuple[type[Exception], ...]:
+        """Errors after which the same transaction may be tried again, on a new connection."""
+        import psycopg  # noqa: PLC0415
+
+        return (psycopg.OperationalError, psycopg.errors.SerializationFailure)
+
+    def insert(self, connection: Any, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add the rows that are not there yet by the table's key.
+
+        By COPY into a table of this transaction, since COPY itself can't skip conflicts, and from there.
+        """
+        names = ", ".join(map(quoted, columns))
+        with connection.cursor() as cursor:
+            cursor.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS pushrep_copy (LIKE {table}) ON COMMIT DROP")
+            with cursor.copy(f"COPY pushrep_copy ({names}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row([_without_nul(value) for value in row])
+            cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM pushrep_copy ON CONFLICT DO NOTHING")
+            cursor.execute("TRUNCATE pushrep_copy")
+
+
+class SQLite:
+    """By Python's own module."""
+
+    mark = "?"
+    names = TypeNames(
+        {
+            BooleanType: "INTEGER", ByteType: "INTEGER", ShortType: "INTEGER", IntegerType: "INTEGER",
+            LongType: "INTEGER", FloatType: "REAL", DoubleType: "REAL", StringType: "TEXT", BinaryType: "BLOB",
+            DateType: "TEXT", TimestampType: "TEXT", TimestampNTZType: "TEXT",
+        },
+        "TEXT",
+        "INTEGER",
+    )  # fmt: skip
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def connect(self) -> Any:
+        return sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT_S)
+
+    def location(self) -> str:
+        return f"sqlite:{self._path}"
+
+    def lost(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.OperationalError,)
+
+    def insert(self, connection: Any, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
+        taken = ([_plain(value) for value in row] for row in rows)
+        connection.executemany(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})", taken)
+
+
+Dialect: TypeAlias = PostgreSQL | SQLite
+
+
+def dialect_of(url: str) -> Dialect:
+    """By the URL's scheme. Raises BadSink."""
+    if url.startswith(("postgresql://", "postgres://")):
+        return PostgreSQL(url)
+    if url.startswith("sqlite:"):
+        return SQLite(url.removeprefix("sqlite:"))
+    scheme = url.partition(":")[0]
+    raise BadSink("url", scheme, "give postgresql://HOST/DATABASE or sqlite:PATH")
+
+
+def column_type(dialect: Dialect, name: str, kind: DataType) -> str:
+    """What a column is declared as. Raises BadSink."""
+    names = dialect.names
+    if isinstance(kind, DecimalType):
+        return names.decimal.format(kind.precision, kind.scale)
+    found = names.types.get(type(kind))
+    if found is None:
+        why = f"{kind.simpleString()} has no column type: cast it, to_json makes text of what is nested"
+        raise BadSink("column", name, why)
+    return found
+
+
+def quoted(name: str) -> str:
+    """An identifier, in quotes. Raises BadSink for one in which a placeholder of a value could be seen."""
+    if not name or set(name) & {"?", "%", "\0"}:
+        raise BadSink("name", name, "a table or column has a name without ? and %: give it another")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _plain(value: Any) -> Any:
+    """What SQLite has no type for, as text."""
+    return value if value is None or isinstance(value, int | float | str | bytes) else str(value)
+
+
+def _without_nul(value: Any) -> Any:
+    """PostgreSQL's text can't hold a zero character. Raises BadSink."""
+    if isinstance(value, str) and "\0" in value:
+        raise BadSink("value", json.dumps(value[:40]), "PostgreSQL's text holds no zero character: cast it to binary")
+    return value
 
 
 class _Staged(NamedTuple):
@@ -53,17 +209,17 @@ class _Staged(NamedTuple):
 class SqlTable:
     """`table = SqlTable(url, "orders"); ReplayFilteredBatches(table, marks=table)`.
 
-    url: see dialects.py. table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas.
-    The rows need the columns topic, partition and offset, by which records that are read again replace them
-    (replacing.py). adopt: as for ReplayFilteredBatches; batches of that query after the adopted one are removed.
-    Raises BadSqlTable, MarksFenced, and the database's own errors.
+    table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas. The rows need the
+    columns topic, partition and offset, by which records that are read again replace them (replacing.py). adopt: as for
+    ReplayFilteredBatches; batches of that query after the adopted one are removed.
+    Raises BadSink, MarksFenced, and the database's own errors.
     """
 
     commits_marks = True
 
     def __init__(self, url: str, table: str, *, adopt: tuple[str, int] | None = None) -> None:
         if not table or any(not part for part in table.split(".")):
-            raise BadSqlTable("table", table, "name a table")
+            raise BadSink("table", table, "name a table")
         self._dialect: Dialect = dialect_of(url)
         self._adopt = adopt
         self._table, self._staging, self._marks = (_qualified(table, end) for end in ("", "_staging", "_marks"))
@@ -72,8 +228,6 @@ class SqlTable:
         self._staged: _Staged | None = None
         self._has_marks_table = False
         self._has_tables_of: tuple[str, ...] = ()
-
-    # -- the handler -------------------------------------------------------------------------------------------------
 
     def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:  # noqa: ARG002 - a sink's
         """The batch that comes next, as ReplayFilteredBatches tells handler and store: its query and its number."""
@@ -127,22 +281,20 @@ class SqlTable:
         return self._transaction(look)
 
     def check_columns(self, columns: StructType) -> None:
-        """Raise BadSqlTable if rows of these columns can't be kept."""
+        """Raise BadSink if rows of these columns can't be kept."""
         for name in _KEY:
             if name not in columns.names:
-                raise BadSqlTable("column", name, "the rows need topic, partition and offset, their key")
+                raise BadSink("column", name, "the rows need topic, partition and offset, their key")
         for field in columns.fields:
             quoted(field.name)
             if field.name in {_QUERY, _BATCH, _ATTEMPT}:
-                raise BadSqlTable("column", field.name, "the table has a column of this name: rename the rows' own")
+                raise BadSink("column", field.name, "the table has a column of this name: rename the rows' own")
             column_type(self._dialect, field.name, field.dataType)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:  # noqa: ARG002 - a sink's
         """Raise what the first batch would: the columns, and whether the database answers."""
         self.check_columns(columns)
         self.owner()
-
-    # -- the marks store ---------------------------------------------------------------------------------------------
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""
@@ -161,13 +313,13 @@ class SqlTable:
         return parsed_marks(bytes(found[0][0]), self.location, (query_id, batch_id)) if found else None
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
-        """Commit the marks and the rows that were staged for them. Raises MarksFenced, BadSqlTable."""
+        """Commit the marks and the rows that were staged for them. Raises MarksFenced, BadSink."""
         staged = self._staged
         if not marks.is_adopted and (
             staged is None or (staged.query_id, staged.batch_id) != (marks.query_id, marks.batch_id)
         ):
             why = "marks came without rows: give ReplayFilteredBatches the table as handler and as marks"
-            raise BadSqlTable("batch", marks.batch_id, why)
+            raise BadSink("batch", marks.batch_id, why)
         self._ready()
         self._transaction(lambda connection: self._commit(connection, marks, staged, keep))
         self._staged = None
@@ -184,11 +336,9 @@ class SqlTable:
 
         self._transaction(drop)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     def _query_of(self, batch_id: int) -> str:
         if self._expected is None or self._expected[1] != batch_id:
-            raise BadSqlTable("batch_id", str(batch_id), NOT_TOLD)
+            raise BadSink("batch_id", str(batch_id), NOT_TOLD)
         return self._expected[0]
 
     def _others(self, what: str, where: LogRange, batch_id: int) -> list[tuple[Any, ...]]:
@@ -216,8 +366,7 @@ class SqlTable:
         if staged is not None and not marks.is_adopted:
             for one in staged.replaced:
                 rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4])
-                log = f"{one.topic}-{shown_partition(one.partition)}"
-                _LOG.info("batch %d replaces %d rows of %s [%d, %d)", batch_id, rows, log, one.start, one.end)
+                _LOG.info("batch %d replaces %d rows of %s", batch_id, rows, one)
         if staged is not None and staged.columns and not marks.is_adopted:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
             self._execute(
@@ -312,19 +461,15 @@ def stage_rows(dialect: Dialect, staging: str, of: tuple[str, int, str], batches
     """A task's rows, in one transaction: a task that dies leaves none, one that runs twice changes nothing."""
     import pyarrow as pa  # noqa: PLC0415 - on a worker, where pyspark brings it
 
-    columns: Sequence[str] | None = None
     count = 0
-    connection = None
-    try:
+    with ExitStack() as resources:
+        connection = None
         for batch in batches:
-            if connection is None:
-                connection, columns = dialect.connect(), [*batch.schema.names, _QUERY, _BATCH, _ATTEMPT]
+            connection = connection or resources.enter_context(closing(dialect.connect()))
+            columns = [*batch.schema.names, _QUERY, _BATCH, _ATTEMPT]
             values = [column.to_pylist() for column in batch.columns]
             count += len(batch)
-            dialect.insert(connection, staging, columns or (), ((*row, *of) for row in zip(*values, strict=True)))
+            dialect.insert(connection, staging, columns, ((*row, *of) for row in zip(*values, strict=True)))
         if connection is not None:
             connection.commit()
-    finally:
-        if connection is not None:
-            connection.close()
     yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
