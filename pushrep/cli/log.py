@@ -53,7 +53,22 @@ from pushrep.status.table import count, size
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 
 
-@click.command(short_help="List logs: offsets, size, writer.")
+@click.group()
+def log() -> None:
+    """Show, check and repair the files of logs.
+
+    \b
+      pushrep log ls outbox
+      pushrep log verify outbox orders-0
+
+    LOG is the name of a log in DIRECTORY: orders-0, or slot-3/orders-0. Exit code 1: damage was found.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+
+
+log.add_command(dump)
+
+
+@log.command(short_help="List logs: offsets, size, writer.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands options over by position or name
@@ -90,7 +105,7 @@ def _row(one: LogSummary) -> tuple[str, ...]:
     )
 
 
-@click.command(short_help="Show a log's segments and checkpoints.")
+@log.command(short_help="Show a log's segments and checkpoints.")
 @directory_argument
 @any_log_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
@@ -223,7 +238,7 @@ _REMEDIES = {
 assert _REMEDIES.keys() == set(FindingKind), "each kind of finding has its remedy"
 
 
-@click.command(short_help="Read every byte and report damage.")
+@log.command(short_help="Read every byte and report damage.")
 @directory_argument
 @any_log_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
@@ -297,7 +312,7 @@ def _place(finding: Finding) -> str:
     return " ".join(parts)
 
 
-@click.command(short_help="Repair a damaged log, from a copy say.")
+@log.command(short_help="Repair a damaged log, from a copy say.")
 @directory_argument
 @log_argument
 @click.option(
@@ -381,7 +396,7 @@ def _print_repair(report: RepairReport) -> None:
         print_findings(report.after)
 
 
-@click.command(short_help="Cut a log at an offset.")
+@log.command(short_help="Cut a log at an offset.")
 @directory_argument
 @log_argument
 @click.argument("offset", type=click.IntRange(0))
@@ -417,7 +432,7 @@ def truncate(  # noqa: PLR0913, PLR0917 - one parameter an option
         print_outbox(path, outbox)
 
 
-@click.command(short_help="Append the batches of a file kept aside.")
+@log.command(short_help="Append the batches of a file kept aside.")
 @directory_argument
 @log_argument
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -469,7 +484,7 @@ def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
         )
 
 
-@click.command("new-epoch", short_help="Give a restored outbox another PID.")
+@log.command("new-epoch", short_help="Give a restored outbox another PID.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Producer, PID and epoch as a JSON object.")
 def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
@@ -495,7 +510,7 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         )
 
 
-@click.command(short_help="Remove whole old segments.")
+@log.command(short_help="Remove whole old segments.")
 @directory_argument
 @any_log_argument
 @click.option(
@@ -554,19 +569,3 @@ def _described(one: dict[str, Any], *, is_dry_run: bool) -> str:
     if one["kept_by"] is not None:
         text += f"; {one['kept_by']} needs the old records from offset {one['needed_from']:,} on"
     return text
-
-
-@click.group()
-def log() -> None:
-    """Show, check and repair the files of logs.
-
-    \b
-      pushrep log ls outbox
-      pushrep log verify outbox orders-0
-
-    LOG is the name of a log in DIRECTORY: orders-0, or slot-3/orders-0. Exit code 1: damage was found.
-    """  # noqa: D301 - \b is click's word for: keep these lines as they are
-
-
-for command in (ls, describe, dump, verify, repair, restore, truncate, new_epoch, purge):
-    log.add_command(command)

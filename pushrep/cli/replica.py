@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 
 from pushrep.cli.options import ADDRESS, PEM, copy_check_option, node_log_options, pem_files, replay_options
-from pushrep.cli.replica_members import add, adopt_command, moved_command, remove
-from pushrep.cli.replica_members import replace as replace_command
+from pushrep.cli.replica_members import replica
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
@@ -41,7 +40,7 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
         yield f", metrics at {server.url}/metrics"
 
 
-@click.command(short_help="Keep copies of other services' logs.")
+@replica.command(short_help="Keep copies of other services' logs.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--listen",
@@ -159,7 +158,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
 _DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 
 
-@click.command("stop-session", short_help="End a replay session of a node.")
+@replica.command("stop-session", short_help="End a replay session of a node.")
 @_DATA
 @click.argument("session", metavar="SESSION")
 def stop_session(directory: Path, session: str) -> None:
@@ -179,17 +178,3 @@ def stop_session(directory: Path, session: str) -> None:
         ) from error
     is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
     click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'is not running'}")
-
-
-@click.group()
-def replica() -> None:
-    """Run a node that keeps copies of other services' logs; show and change the members of an outbox."""
-
-
-replica.add_command(adopt_command)
-replica.add_command(add)
-replica.add_command(moved_command)
-replica.add_command(remove)
-replica.add_command(replace_command)
-replica.add_command(serve)
-replica.add_command(stop_session)

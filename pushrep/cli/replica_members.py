@@ -1,4 +1,5 @@
-"""`pushrep replica add | remove | replace | adopt | moved`: changes the members of an outbox, one at a time.
+"""`pushrep replica add | remove | replace | adopt | moved`: changes the members of an outbox, one at a time; and
+`pushrep promote`: makes a replica the leader.
 
 The service that has the outbox open executes each step; this process sends them to its control.sock. If no process has
 the outbox open, this process opens it until the change is done.
@@ -15,11 +16,14 @@ import click
 from pushrep.cli.common import show_json
 from pushrep.cli.options import ADDRESS, addresses_of, tls_options
 from pushrep.cli.progress import progress
+from pushrep.election.candidate import LEADER_ALIVE_MS
+from pushrep.election.errors import TooFewMembers, label
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.directory_handover import adopt, moved
 from pushrep.outbox.identity import identity_in
+from pushrep.outbox.promotion import Promotion, promote
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -52,7 +56,12 @@ def _change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return timeout(tls_options(as_json(command)))
 
 
-@click.command(short_help="Add a node to the members of an outbox.")
+@click.group()
+def replica() -> None:
+    """Run a node that keeps copies of other services' logs; show and change the members of an outbox."""
+
+
+@replica.command(short_help="Add a node to the members of an outbox.")
 @_DIRECTORY
 @click.argument("address", type=ADDRESS)
 @_LEAST
@@ -74,7 +83,7 @@ def add(  # noqa: PLR0913 - the options
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
 
-@click.command(short_help="Remove a member of an outbox.")
+@replica.command(short_help="Remove a member of an outbox.")
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @_LEAST
@@ -95,7 +104,7 @@ def remove(  # noqa: PLR0913 - the options
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
 
-@click.command(short_help="Replace a member by another node.")
+@replica.command(short_help="Replace a member by another node.")
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @click.argument("address", type=ADDRESS)
@@ -278,7 +287,7 @@ def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
     click.echo(f"from the next open on: replicas={addresses}")
 
 
-@click.command("adopt", short_help="Make an old leader's directory a copy.")
+@replica.command("adopt", short_help="Make an old leader's directory a copy.")
 @click.argument("data", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def adopt_command(data: Path, directory: Path) -> None:
@@ -293,7 +302,7 @@ def adopt_command(data: Path, directory: Path) -> None:
     click.echo(f"{directory} was moved to {adopt(data, directory)}")
 
 
-@click.command("moved", short_help="Confirm that a directory was moved.")
+@replica.command("moved", short_help="Confirm that a directory was moved.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def moved_command(directory: Path) -> None:
     """Confirm that DIRECTORY was moved here as a whole, and that its original does not exist any more.
@@ -305,3 +314,123 @@ def moved_command(directory: Path) -> None:
     restored backup: it lacks the records and votes that the original stored after the backup was made.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     click.echo(f"{directory} has the directory id {moved(directory).directory_id.hex} from now on")
+
+
+@click.command("promote", short_help="Make a replica the leader.")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--catch-up",
+    is_flag=True,
+    help="If another member holds more records, fetch these first.  [default: refuse, and name that member]",
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Lead although too few members answer, or although the log here is damaged and no other is left. Acknowledged "
+    "records may be lost.",
+)
+@click.option(
+    "--lost",
+    type=click.IntRange(0, 255),
+    multiple=True,
+    metavar="INDEX",
+    help="With --accept-loss: the directory of this member is destroyed; remove it from the list. Repeat it for more.",
+)
+@click.option(
+    "--new",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="With --accept-loss: add this node to the list of members; it is sent all records. Repeat it for more.",
+)
+@click.option("--depose", is_flag=True, help="Replace the leader although it may be alive.  [default: refuse then]")
+@click.option(
+    "--leader-alive-ms",
+    type=click.IntRange(1),
+    default=LEADER_ALIVE_MS,
+    show_default=True,
+    help="Milliseconds: a leader that members had contact with within this time counts as one that may be alive.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for the answers of the other members.",
+)
+@tls_options
+def promote_command(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path,
+    timeout_s: float,
+    tls: MutualTls | None,
+    lost: tuple[int, ...],
+    new: tuple[str, ...],
+    leader_alive_ms: int,
+    *,
+    depose: bool,
+    catch_up: bool,
+    accept_loss: bool,
+) -> None:
+    """Make the replica in DIRECTORY the leader of all partitions of its outbox, when the leader is lost.
+
+    \b
+      pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
+      pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa --catch-up
+
+    DIRECTORY is <data>/<outbox id> of a node. A running node releases the directory. So many other members have to
+    answer that no record acknowledged with ALL is lost. If members had contact with the leader within
+    --leader-alive-ms, the command refuses without --depose.
+
+    Afterwards open the service's Outbox on DIRECTORY, with the replicas that the command prints. The old leader is
+    fenced; `pushrep replica adopt` moves its directory under a node, where it follows the new leader.
+
+    If members are destroyed, give --accept-loss with --lost for each of them, and --new for each node in their place;
+    then the outbox continues with acks ALL (docs/replication.md). Records that other members hold beyond this replica
+    are kept aside in their directories when they connect to the new leader, and they get its records.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    try:
+        done = promote(
+            directory,
+            catch_up=catch_up,
+            accept_loss=accept_loss,
+            lost=lost,
+            new=new,
+            depose=depose,
+            leader_alive_ms=leader_alive_ms,
+            push=PushSettings(tls=tls),
+            timeout_s=timeout_s,
+        )
+    except TooFewMembers as error:
+        gone = sorted({*lost, *error.silent})
+        known = " ".join([*(f"--lost {index}" for index in gone), *["--new HOST:PORT"] * len(gone)])
+        raise click.ClickException(
+            f"{error}. Nothing was changed. If their directories are destroyed: pushrep promote {directory} "
+            f"--accept-loss {known}"
+        ) from error
+    _print_promotion(directory, done)
+
+
+def _print_promotion(directory: Path, done: Promotion) -> None:
+    grant, granted = done.grant, done.granted
+    click.echo(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
+    for partition, log in sorted(done.logs.items()):
+        click.echo(
+            f"  {grant.topic}-{partition}: high watermark {log.high_watermark}, log end {log.log.log_end_offset}, "
+            f"epoch {log.granted.epoch}"
+        )
+    if grant.accepted_loss:
+        click.echo(f"accepted loss: without {grant.accepted_loss}")
+        click.echo(
+            f"generation {label(grant.generation)} begins: records that other members hold beyond it are kept aside "
+            "when they connect to this leader"
+        )
+    if granted.unreached:
+        click.echo(
+            f"members {list(granted.unreached)} did not answer and are not fenced: records that they accept from the "
+            "old leader until they get this grant are kept aside, too"
+        )
+    for damaged in granted.damaged:
+        click.echo(f"damaged, and no other member sent what is missing: {damaged}")
+    if not granted.is_read:
+        click.echo("not every sealed segment was checked for damage: the outbox checks the rest while it is open")
+    listed = ", ".join(f'"{address}"' for address in done.replicas)
+    click.echo(f"open the service's Outbox on {directory} with replicas=[{listed}]")
