@@ -32,7 +32,7 @@ from pushrep.cli.startpoint_options import (
     with_store,
 )
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.log import LogReader, SegmentLog
+from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_at, shown_name
 from pushrep.startpoints import (
     EventLog,
@@ -84,17 +84,6 @@ class PartitionRepair(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         return {**self._asdict(), "rows_end": self.rows_end, "read_again": self.read_again}
-
-
-class _Place(NamedTuple):
-    """Where a repair of one partition begins and ends in its log. end: as in PartitionRepair."""
-
-    partition: int
-    log_start: int
-    log_end: int
-    checkpoint: int
-    start: int
-    end: int | None
 
 
 @click.command(short_help="Replace a table's rows from a point on.")
@@ -218,10 +207,12 @@ class _Look(NamedTuple):
     def words(self) -> str:
         return f"from {place_text(self.start)}" + ("" if self.end is None else f" to {place_text(self.end)}")
 
-    def place(self, partition: int) -> _Place | None:
-        """Where a partition's repair begins and ends; None if it has no records there. Raises StartpointRefused."""
+    def place(self, partition: int) -> PartitionRepair | None:
+        """The repair of a partition by log and checkpoint alone; None if it has no records there. Raises
+        StartpointRefused.
+        """
         checkpoint = self.store.checkpoint(Reader(self.consumer, self.topic, partition)).offset
-        with self._log(partition) as log:
+        with SegmentLog.open_reader(log_at(self.directory, self.topic, partition)) as log:
             facts = facts_of(log)
             start = resolve(self.start, facts, created_ms=self.now_ms, position=checkpoint)
             end = None
@@ -234,7 +225,7 @@ class _Look(NamedTuple):
         end_offset = facts.end if isinstance(end, Unresolved) else None if end is None else end.offset
         if end_offset is not None and end_offset <= start.offset:
             return None
-        return _Place(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset)
+        return PartitionRepair(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset, None)
 
     def held(self, starts: Mapping[int, int]) -> "Mapping[int, array[int]]":
         """The offsets of the sink's rows at or above each partition's start, ascending. Raises StartpointRefused."""
@@ -246,31 +237,21 @@ class _Look(NamedTuple):
             raise _refused(self.topic, str(error)) from error
         return found
 
-    def part(self, place: _Place, held: "array[int]") -> PartitionRepair | None:
-        """The repair of a partition; None if it has nothing to repair. Raises StartpointRefused."""
-        partition, log_start, log_end, checkpoint, start, end = place
-        stood_at = max(checkpoint, held[-1] + 1 if held else 0)
-        if stood_at <= start:
+    def part(self, place: PartitionRepair, held: "array[int]") -> PartitionRepair | None:
+        """The repair with the sink's rows; None if it has nothing to repair. Raises StartpointRefused."""
+        stood_at = max(place.stood_at, held[-1] + 1 if held else 0)
+        if stood_at <= place.start:
             return None
-        self._refuse_others(Reader(self.consumer, self.topic, partition), checkpoint, start, end)
-        return PartitionRepair(
-            partition=partition,
-            log_start=log_start,
-            log_end=log_end,
-            stood_at=stood_at,
-            start=start,
-            end=end,
-            rows=None if self.sink is None else bisect_left(held, end) if end is not None else len(held),
-        )
+        self._refuse_others(place)
+        rows = len(held) if place.end is None else bisect_left(held, place.end)
+        return place._replace(stood_at=stood_at, rows=None if self.sink is None else rows)
 
-    def _log(self, partition: int) -> LogReader:
-        return SegmentLog.open_reader(log_at(self.directory, self.topic, partition))
-
-    def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
+    def _refuse_others(self, place: PartitionRepair) -> None:
         """Raise StartpointRefused if another startpoint is pending, or an earlier repair still reads records that this
         one would skip: its rows would stay wrong.
         """
-        where = shown_name(reader.topic, reader.partition)
+        where, checkpoint = shown_name(self.topic, place.partition), place.stood_at
+        reader = Reader(self.consumer, self.topic, place.partition)
         waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
         if waiting is not None and waiting.state is not State.FAILED:
             then = "apply it, or cancel it first" if waiting.state is State.PENDING else "read on, and call again"
@@ -280,12 +261,12 @@ class _Look(NamedTuple):
             if found is None or found.applied is None or not written.startpoint.reset_marks:
                 continue
             through = found.applied.end if found.applied.position is None else found.applied.position
-            if checkpoint < through and (start > checkpoint or end is not None):
+            if checkpoint < through and (place.start > checkpoint or place.end is not None):
                 why = (
                     f"{reader.consumer} reads again up to {through} for startpoint {written.sequence}, and its last "
                     f"checkpoint, which it writes each minute, is {checkpoint}: wait, or start at {checkpoint} or below"
                 )
-                raise _refused(where, why + (", without --to" if end is not None else ""))
+                raise _refused(where, why + (", without --to" if place.end is not None else ""))
             return
 
 
