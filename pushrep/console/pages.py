@@ -2,7 +2,7 @@
 disk.
 
 Templates show the values of a status themselves. This module adds severities, rates, the days until a disk is full, the
-state of a node as its leaders report it, and advice for each problem.
+state of a node as its leaders report it, and the severity of each problem.
 """
 
 import math
@@ -48,24 +48,16 @@ class Severity(IntEnum):
     """Records are refused, or can't be read."""
 
 
-class Trouble(NamedTuple):
-    """A problem, with advice and a command."""
-
-    severity: Severity
-    problem: str
-    why: str
-    advice: str
-    command: str
-
-
 class PlaceRow(NamedTuple):
-    """The row of a place. rate: records a second; disk: free space, as text."""
+    """The row of a place. findings: its problems, each with its `severity`. rate: records a second; disk: free space,
+    as text.
+    """
 
     name: str
     title: str
     severity: Severity
     reading: Reading
-    findings: tuple[Trouble, ...] = ()
+    findings: Sequence[Mapping[str, Any]] = ()
     rate: float | None = None
     rates: Sequence[tuple[float, float | None]] = ()
     disk: str = "-"
@@ -164,14 +156,10 @@ def row_of(reading: Reading) -> PlaceRow:
     """The row of one place."""
     found, past = reading.found, reading.past
     findings = tuple(
-        Trouble(
-            Severity.BROKEN if one["blocks"] in _BROKEN else Severity.WARN, one["problem"],
-            f"{one['subject']}: {one['why']}", one["advice"], one["command"],
-        )
-        for one in found["problems"]
-    )  # fmt: skip
+        one | {"severity": Severity.BROKEN if one["blocks"] in _BROKEN else Severity.WARN} for one in found["problems"]
+    )
     is_idle = found["state"] in {"closed", "at rest"}
-    of_all = [*(one.severity for one in findings), *map(severity_of, found.get("members", ()))]
+    of_all = [*(one["severity"] for one in findings), *map(severity_of, found.get("members", ()))]
     severity = max(of_all, default=Severity.FINE) or (Severity.IDLE if is_idle else Severity.FINE)
     title = f"{found['topic']} of {found['producer']}" if found["kind"] == "outbox" else found["kind"]
     rates = rates_of(past)[-_SPARK_POINTS:]
@@ -194,7 +182,7 @@ def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterat
         state = "in trouble" if trouble else "behind" if any(map(is_behind, lags)) else "in sync"
         severity = Severity.FINE if state == "in sync" else Severity.WARN
         if own is not None and (own.severity > severity or not pushed):
-            severity, state = own.severity, own.findings[0].problem if own.findings else own.found["state"]
+            severity, state = own.severity, own.findings[0]["problem"] if own.findings else own.found["state"]
         yield NodeRow(
             address=address,
             name=None if own is None else own.name,
