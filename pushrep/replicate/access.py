@@ -231,8 +231,9 @@ def unauthorised(identity: str, call: ApiKey, outbox_id: UUID | None = None) -> 
     """This identity may not make the call. The text names the roles that would allow it, and nothing about the data."""
     roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
     what = "any outbox" if outbox_id is None else f"outbox {outbox_id}"
-    why = f"{identity!r} may not call {call.name} of {what}: it needs the role {roles} (--allow)"
-    return Refusal(ErrorCode.UNAUTHORISED, why)
+    return Refusal(
+        ErrorCode.UNAUTHORISED, f"{identity!r} may not call {call.name} of {what}: it needs the role {roles} (--allow)"
+    )
 
 
 class Kept(NamedTuple):
@@ -379,8 +380,7 @@ class Access:
             if place is None:
                 kept = self._look(outbox_id)
                 owner = read_owner(kept.directory, self._filesystem)
-                is_here = owner is not None or bool(kept.topics)
-                place = Place(outbox_id, owner, kept.topics, is_here=is_here, members=kept.members)
+                place = Place(outbox_id, owner, kept.topics, owner is not None or bool(kept.topics), kept.members)
                 if place.topics and not kept.is_led_here:
                     self._places[outbox_id] = place
             return place
@@ -396,8 +396,8 @@ class Access:
 
 def audit(identity: str, request: Struct, call: ApiKey) -> None:
     """Write an operator's allowed call to the audit log: on one line, values cut at 200 characters."""
-    names = [field.name for field in fields(type(request))]  # type: ignore[arg-type]  # every message is a dataclass
-    arguments = ", ".join(f"{name}={str(getattr(request, name))[:200]!r}" for name in names)
+    columns = fields(type(request))  # type: ignore[arg-type]  # every message is a dataclass
+    arguments = ", ".join(f"{one.name}={str(getattr(request, one.name))[:200]!r}" for one in columns)
     AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments)
 
 

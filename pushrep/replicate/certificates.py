@@ -106,14 +106,12 @@ def _not_after_s(pem: str, path: Path | str) -> int:
     Certificate { tbsCertificate { [0] version?, serial, signature, issuer, validity { notBefore, notAfter } ... } }
     """
     try:
-        data = ssl.PEM_cert_to_DER_cert(pem)
-        parts = _children(_children(data)[0][1])
+        parts = _children(_children(ssl.PEM_cert_to_DER_cert(pem))[0][1])
         parts = _children(parts[0][1]) if parts[0][0] == 0x30 else parts
         if parts[0][0] == 0xA0:
             parts = parts[1:]
         kind, value = _children(parts[3][1])[1]
-        written = value.decode("ascii")
-        return timegm(strptime(written, "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ"))
+        return timegm(strptime(value.decode("ascii"), "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ"))
     except (ValueError, IndexError) as error:
         raise BadArgument("cert", f"{path}: when it expires can't be read: {error}") from error
 

@@ -297,8 +297,8 @@ class Channel:
             self.worker.poller.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)
         if self._sock is None and self._connecting is None and not self._stop.is_set():
-            name = f"pushrep-connect-{self.replica.index}"
-            self._connecting = self._settings.network.threads.thread(self._connect, name)
+            threads = self._settings.network.threads
+            self._connecting = threads.thread(self._connect, f"pushrep-connect-{self.replica.index}")
             self._connecting.start()
 
     def _connect(self) -> None:
@@ -473,8 +473,7 @@ class Channel:
             return
         ours = (self._beats.request.generation, self._beats.request.leader_epoch)
         if (response.generation, response.grant_epoch) != ours:
-            shown = (response.generation, response.grant_epoch, response.grant_leader)
-            self._beats.on_another(self.replica.index, *shown)
+            self._beats.on_another(self.replica.index, response.generation, response.grant_epoch, response.grant_leader)
         elif response.error_code is ErrorCode.NONE:
             self._beats.on_own(self.replica.index)
 

@@ -73,8 +73,7 @@ class Election:
     ) -> None:
         self.state_store, self.logs = state_store, logs
         self.index = state_store.kept.member
-        tps = [tp_of(log) for log in logs.values()]
-        self._clients = MemberClients(state_store.outbox_id, self.index, tps, settings)
+        self._clients = MemberClients(state_store.outbox_id, self.index, [*map(tp_of, logs.values())], settings)
         self._settings, self._fetched, self._clock = settings, fetched, clock
         self.addresses = dict(addresses or {})
         """The caller's, which come before those of the grants."""
@@ -115,8 +114,8 @@ class Election:
         if end <= log.log_end_offset or name in kept.unfenced:
             return None
         # The list on disk of a damaged log still has that epoch.
-        epochs = read_leader_epochs(log.path, self.state_store.filesystem) or log.leader_epochs
-        return EpochEnd(epochs.epoch_of(end - 1), end)
+        kept_epochs = read_leader_epochs(log.path, self.state_store.filesystem)
+        return EpochEnd((kept_epochs or log.leader_epochs).epoch_of(end - 1), end)
 
     def run(  # noqa: PLR0913 - what for, and what may differ
         self,
@@ -207,8 +206,10 @@ class Election:
         number = next_ballot(self.index, max([self.own().highest_epoch, *(grant.epoch for grant in self._grants)]))
         with self.state_store.lock:
             kept = self.state_store.kept
-            names = {log.path.name: log for log in self.logs.values()}
-            marks = {name: marked_unfenced(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
+            marks = {
+                log.path.name: marked_unfenced(ends_of(log), kept.unfenced.get(log.path.name))
+                for log in self.logs.values()
+            }
             self.state_store.keep(replace(kept, number=number, unfenced=marks))
         _begin_epochs(self.logs.values(), number)
         return number
@@ -222,8 +223,7 @@ class Election:
         """As `describe_members`, for nodes that are to become members and that no grant names yet."""
         self._answers = self._round(timeout_s)
         for one in members:
-            describe = partial(self._clients.describe, one.index, Address.parse(one.address))
-            self._answers.ask(str(one.index), describe)
+            self._answers.ask(str(one.index), partial(self._clients.describe, one.index, Address.parse(one.address)))
         return self._all()
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
@@ -292,8 +292,11 @@ class Election:
         kept, before = without_unfenced(ends_of(log), mark), log.log_end_offset
         cut_unfenced(log, kept)
         self.state_store.forget_unfenced(log.path.name)
-        count = before - kept.log_end_offset
-        _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
+        _LOG.warning(
+            "%s: %d records were appended without a grant, and another led since: see .cut",
+            log.path,
+            before - kept.log_end_offset,
+        )
 
     def _learn_from(self, refused: Refused) -> None:
         """Another leads: store its grant, so that this directory can follow it."""

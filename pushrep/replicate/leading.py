@@ -85,8 +85,7 @@ class Leading:
         )
         self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant, self.notify_kept))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
-        threads = self.manager.settings.network.threads
-        self._stop = threads.event()
+        self._stop = self.manager.settings.network.threads.event()
         self._session_ids = count(1)
         self.partitions: dict[int, LedPartition] = {}
         """By number."""
@@ -255,8 +254,11 @@ class Leading:
     ) -> None:
         """Push to the log that the replica described; over the connection of `client`, if it can be taken over."""
         led = self._by_tp[description.tp]
-        session = led.start_session(replica, replica_epoch, next(self._session_ids), description.log_ends())
-        self.manager.start_push(led.tp, session, client)
+        self.manager.start_push(
+            led.tp,
+            led.start_session(replica, replica_epoch, next(self._session_ids), description.log_ends()),
+            client,
+        )
 
     def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         self.manager.on_session_ended(session, reason)
@@ -302,10 +304,9 @@ class _Driver:
         """Why the last session that ended with a final reason could not go on."""
         self.damage: str | None = None
         """The damage that its scrub found and no member could repair."""
-        threads = leading.manager.settings.network.threads
-        self._threads = threads
+        self._threads = leading.manager.settings.network.threads
         self._lock = threading.Lock()
-        self._stop = threads.event()
+        self._stop = self._threads.event()
         self._thread: Thread | None = None
         self._is_repair_due = False
         self._looked_ms: int | None = None  # when its damage was last asked for
@@ -325,8 +326,7 @@ class _Driver:
 
     def stop(self) -> None:
         self._stop.set()
-        client = self._client
-        if client is not None:
+        if (client := self._client) is not None:
             client.cut()
         with self._lock:
             thread = self._thread
@@ -391,21 +391,23 @@ class _Driver:
             self._offer(client)
             left = list(wanted)
             while left:
-                request = DescribeLogRequest(
-                    outbox_id=self._leading.outbox_id,
-                    member=self._leading.grant.leader,
-                    create=True,
-                    partitions=tuple(left[:_CREATED_AT_ONCE]),
-                    generation=self._leading.grant.generation,
+                answer = client.ask(
+                    DescribeLogRequest(
+                        outbox_id=self._leading.outbox_id,
+                        member=self._leading.grant.leader,
+                        create=True,
+                        partitions=tuple(left[:_CREATED_AT_ONCE]),
+                        generation=self._leading.grant.generation,
+                    ),
+                    DescribeLogResponse,
                 )
-                answer = client.ask(request, DescribeLogResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise self._refused(answer)
                 self._leading.notify_grant(answer.grants)
                 if self._stop.is_set():
                     return
-                code = ErrorCode.KAFKA_STORAGE_ERROR
-                self.refused = f"{code.name}: {answer.error_message}" if answer.error_message else ""
+                why = answer.error_message
+                self.refused = f"{ErrorCode.KAFKA_STORAGE_ERROR.name}: {why}" if why else ""
                 left = left[len(answer.logs) :]  # an answer describes as many logs as fit into a frame
                 for description in answer.logs:
                     self._on_description(answer.replica_epoch, description, client if not left else None)
@@ -414,8 +416,9 @@ class _Driver:
     def _offer(self, client: ReplicaClient) -> None:
         """Offer our grant: the replica was away when the others stored it, or it is new."""
         grant = self._leading.grant
-        request = wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index)
-        answer = client.ask(request, wire.GrantResponse)
+        answer = client.ask(
+            wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index), wire.GrantResponse
+        )
         self._leading.notify_grant(answer.grants)
         if answer.error_code in _NOBODY_THERE:
             raise self._refused(answer)
@@ -424,8 +427,7 @@ class _Driver:
             twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
             raise ReplicaUnreachable(str(self.replica.address), twice)
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes decide
-            why = answer.why
-            _LOG.warning("%s refuses our grant: %s", self.replica, why)
+            _LOG.warning("%s refuses our grant: %s", self.replica, answer.why)
             return
         self._leading.notify_kept(self.replica.index)
         self._leading.notify_directory(self.replica.index, answer.directory_id, is_unfilled=answer.is_unfilled)

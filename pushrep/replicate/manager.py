@@ -155,8 +155,7 @@ class PushManager:
         The future is done once every replica that gets this reason was notified, or can't be.
         """
         self._check("stop_push")
-        ends = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
-        return _all_of(ends)
+        return _all_of([stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None])
 
     def on_leader_append(
         self,
@@ -266,15 +265,19 @@ class PushManager:
         return push.pusher.end_sent
 
     def _channel_of(self, tp: TopicIdPartition, replica: Replica, client: ReplicaClient | None) -> Channel:
-        line = self._line_of(tp)
-        key = (replica, line)
+        key = (replica, self._line_of(tp))
         channel = self._channels.get(key)
         if channel is None:
             # While the manager is active, a worker runs the channel; else `shutdown` closes the given connection.
             opened = client.hand_over() if client is not None and self.is_active() else None
-            worker = self._shared_workers().least_loaded()
             channel = self._channels[key] = Channel(
-                replica, self.settings, worker, self._clock, opened, self._beats, self.connections_lost
+                replica,
+                self.settings,
+                self._shared_workers().least_loaded(),
+                self._clock,
+                opened,
+                self._beats,
+                self.connections_lost,
             )
             if self.is_active():
                 channel.worker.add(channel)

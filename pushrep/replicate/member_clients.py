@@ -105,8 +105,7 @@ class MemberClients:
     def describe(self, index: int, address: Address) -> MemberAnswer:
         """Ask what a member holds. Raises ReplicaUnreachable, ValueError."""
         with ReplicaClient(address, self._settings) as client:
-            first = self._describe(client, 0)
-            return self._whole(index, client, first)
+            return self._whole(index, client, self._describe(client, 0))
 
     def offer(self, grant: Grant, index: int, address: Address, *, is_first: bool = False) -> MemberAnswer:
         """Offer a grant; the answer shows what the member holds, and its newest grant. Raises as `describe`.
@@ -115,8 +114,10 @@ class MemberClients:
         """
         with ReplicaClient(address, self._settings) as client:
             page = tuple(self._tps[:_DESCRIBED_AT_ONCE])
-            request = GrantRequest(grant=grant, sender=self._member, partitions=page, member=index, is_first=is_first)
-            first = client.ask(request, GrantResponse)
+            first = client.ask(
+                GrantRequest(grant=grant, sender=self._member, partitions=page, member=index, is_first=is_first),
+                GrantResponse,
+            )
             if first.error_code is not ErrorCode.NONE and not first.grants:
                 raise ReplicaUnreachable(str(address), first.why)
             return self._whole(index, client, first)
@@ -130,17 +131,20 @@ class MemberClients:
         """
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
-                request = FetchRecordsRequest(
-                    tp=tp_of(log),
-                    grant_epoch=grant_epoch,
-                    offset=offset,
-                    max_bytes=_FETCH_BYTES,
-                    generation=generation,
+                answer = client.ask(
+                    FetchRecordsRequest(
+                        tp=tp_of(log),
+                        grant_epoch=grant_epoch,
+                        offset=offset,
+                        max_bytes=_FETCH_BYTES,
+                        generation=generation,
+                    ),
+                    FetchRecordsResponse,
                 )
-                answer = client.ask(request, FetchRecordsResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
-                    why = answer.why
-                    raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
+                    raise ReplicaUnreachable(
+                        str(address), f"it gave no records of {log.path.name} at {offset}: {answer.why}"
+                    )
                 data = memoryview(bytes(answer.records[0]))  # type: ignore[arg-type]
                 found = split_batches(data)
                 batches = [
@@ -179,13 +183,12 @@ class MemberClients:
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
         """Describe the logs from the `at`-th on, at least one."""
         page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
-        request = DescribeLogRequest(
-            outbox_id=self._outbox_id,
-            member=self._member,
-            partitions=page,
-            generation=self.generation,
+        answer = client.ask(
+            DescribeLogRequest(
+                outbox_id=self._outbox_id, member=self._member, partitions=page, generation=self.generation
+            ),
+            DescribeLogResponse,
         )
-        answer = client.ask(request, DescribeLogResponse)
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.why)
         return answer

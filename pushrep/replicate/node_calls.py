@@ -169,8 +169,8 @@ class NodeCalls:
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
         offered = request.grant
-        topics = {offered.topic, *(tp.topic for tp in request.partitions)}
-        self._access.check(sender, ApiKey.GRANT, offered.outbox_id, topics, begins=True)
+        named = (offered.topic, *(tp.topic for tp in request.partitions))
+        self._access.check(sender, ApiKey.GRANT, offered.outbox_id, named, begins=True)
         audit(sender, request, ApiKey.GRANT)
         kept = self._store.outbox(offered.outbox_id)
         with kept.exclusive_open():
@@ -211,8 +211,7 @@ class NodeCalls:
         """Whether the sender may make this call about a partition; True for one that was not described, whose outbox is
         unknown.
         """
-        leads = call is ApiKey.APPEND_RECORDS
-        if kept is None or self._access.may(sender, call, kept.outbox_id, begins=leads):
+        if kept is None or self._access.may(sender, call, kept.outbox_id, begins=call is ApiKey.APPEND_RECORDS):
             return True
         self._access.refused(sender, call, kept.outbox_id)
         return False
@@ -232,11 +231,10 @@ class NodeCalls:
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
-        rank = (request.generation, request.grant_epoch)
         kept = self._owner_of(request.tp, ApiKey.FETCH_RECORDS, sender)
         if kept is not None:
             self._access.check(sender, ApiKey.FETCH_RECORDS, kept.outbox_id)
-        log = self._described(request.tp, kept, rank).log
+        log = self._described(request.tp, kept, (request.generation, request.grant_epoch)).log
         try:
             data = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX))
             if data:
@@ -254,8 +252,8 @@ class NodeCalls:
 
     def _list_logs(self, request: wire.ListLogsRequest, sender: str) -> Struct:
         if request.outbox_id == wire.NO_OUTBOX:
-            found = self._store.outboxes()
-            outboxes = [kept for kept in found if self._access.may(sender, ApiKey.LIST_LOGS, kept.outbox_id)]
+            every = self._store.outboxes()
+            outboxes = [kept for kept in every if self._access.may(sender, ApiKey.LIST_LOGS, kept.outbox_id)]
         else:
             self._access.check(sender, ApiKey.LIST_LOGS, request.outbox_id)
             outboxes = [self._store.look_up(request.outbox_id)]
@@ -285,8 +283,7 @@ class NodeCalls:
     def _repair_records(self, request: wire.RepairRecordsRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.REPAIR_RECORDS, request.outbox_id)
         kept = next((one for one in self._store.owners_of(request.tp) if one.outbox_id == request.outbox_id), None)
-        rank = (request.generation, request.grant_epoch)
-        replica = self._described(request.tp, kept, rank)
+        replica = self._described(request.tp, kept, (request.generation, request.grant_epoch))
         try:
             wanted = replica.repair(request.base_offset, request.records)
         except RepairRefused as error:
@@ -297,8 +294,7 @@ class NodeCalls:
         """The outbox of a call that names only the log; the sender's, if there are several."""
         owners = self._store.owners_of(tp)
         if len(owners) > 1:
-            own = (kept for kept in owners if self._access.may(sender, call, kept.outbox_id))
-            return next(own, owners[0])
+            return next((kept for kept in owners if self._access.may(sender, call, kept.outbox_id)), owners[0])
         return owners[0] if owners else None
 
     def _found(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> tuple[KeptOutbox | None, ReplicaLog | None]:
@@ -323,7 +319,6 @@ class NodeCalls:
             log = self._store.describe(kept, tp, create=False).log
         except Refusal as error:
             return wire.ListedLog(outbox_id=kept.outbox_id, tp=tp, error_code=error.code)
-        size = sum(path.stat().st_size for path in log.path.glob("*.log"))
         return wire.ListedLog(
             outbox_id=kept.outbox_id,
             tp=tp,
@@ -331,7 +326,7 @@ class NodeCalls:
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
             leader_epoch=log.leader_epochs.latest_epoch,
-            size_bytes=size,
+            size_bytes=sum(path.stat().st_size for path in log.path.glob("*.log")),
         )
 
 

@@ -438,8 +438,8 @@ class KeptOutbox:
             raise
         except (OSError, PushrepError) as error:
             store = self._store
-            trouble = self._unopened.setdefault(tp, DiskTrouble(store.data, store.filesystem, store.clock))
-            trouble.note(f"{tp} can't be opened", error)
+            new = DiskTrouble(store.data, store.filesystem, store.clock)
+            self._unopened.setdefault(tp, new).note(f"{tp} can't be opened", error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         self._unopened.pop(tp, None)
         return replica
@@ -552,8 +552,7 @@ class NodeStore:
         found = frozenset[str]()
         for name in self.filesystem.list(self.data):
             with suppress(ValueError, CorruptNodeFile, OSError):  # one of the node's own files, or logged elsewhere
-                outbox_id = UUID(name)
-                found |= read_election_state(self.data / name, outbox_id, self.filesystem).identities
+                found |= read_election_state(self.data / name, UUID(name), self.filesystem).identities
         return found
 
     def outboxes(self) -> list[KeptOutbox]:

@@ -222,8 +222,7 @@ class Pusher:
             if not file_bytes_max:
                 return None
             # A request that checks whether the logs agree has few bytes.
-            large = state is SessionState.PUSHING
-            found = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
+            found = self._from_log(start, end, file_bytes_max if state is SessionState.PUSHING else bytes_max, state)
             records = _in_memory(found) if found.size_bytes < min(bytes_max, _SLICE_BYTES_MIN) else found
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:

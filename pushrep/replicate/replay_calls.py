@@ -210,13 +210,16 @@ class ReplayCalls:
                 facts, plan = looked.facts, served.session.plan
                 assert facts is not None, "it was judged by them"
                 tip = max(facts.start, tip_of(facts, plan.bound, self._server.counter(plan.bound)).bound)
-                response = wire.StartReplayResponse(
-                    session_id=served.session.id,
-                    start_offset=effect.position,
-                    log_start_offset=facts.start,
-                    end_offset=tip if plan.end is None else plan.end,
+                self.answer(
+                    connection,
+                    call,
+                    wire.StartReplayResponse(
+                        session_id=served.session.id,
+                        start_offset=effect.position,
+                        log_start_offset=facts.start,
+                        end_offset=tip if plan.end is None else plan.end,
+                    ),
                 )
-                self.answer(connection, call, response)
 
     def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
         """For a reader that resumes above a cut, the refusal's range ends at the cut."""

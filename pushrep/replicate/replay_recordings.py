@@ -60,8 +60,7 @@ class NodeSource(LogSource):
     def __init__(self, recording: KeptRecording, recordings: "Recordings", log: SegmentLog | None) -> None:
         self.recording, self._recordings = recording, recordings
         self.reopened = 0
-        path = recording.kept.directory / str(recording.entry.tp)
-        super().__init__(path, log, recordings.store.filesystem)
+        super().__init__(recording.kept.directory / str(recording.entry.tp), log, recordings.store.filesystem)
 
     def marker(self) -> Marker:
         """Changes with a cut, even if the log has grown over it since, when its epochs differ or it was reopened."""
@@ -118,10 +117,10 @@ class Recordings:
     def reconcile(self) -> None:
         """Give an id to every log here without one. Raises OSError."""
         catalogue = self.catalogue  # first: opening it finishes deletions
-        found = [
-            FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept in self.store.outboxes() for tp in kept.partitions()
-        ]
-        catalogue.reconcile(found, self.store.clock.wall_ms())
+        catalogue.reconcile(
+            [FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept in self.store.outboxes() for tp in kept.partitions()],
+            self.store.clock.wall_ms(),
+        )
 
     def find(self, recording_id: int) -> KeptRecording | None:
         """The recording, if it is not deleted. Raises ReplayRefused, OSError."""
@@ -133,8 +132,9 @@ class Recordings:
     def source(self, recording: KeptRecording) -> NodeSource | None:
         """Its log, opened for leases; None if it can't be opened."""
         try:
-            replica = self.store.describe(recording.kept, recording.entry.tp, create=False)
-            return NodeSource(recording, self, replica.log)
+            return NodeSource(
+                recording, self, self.store.describe(recording.kept, recording.entry.tp, create=False).log
+            )
         except (Refusal, NotALog):
             return None
 

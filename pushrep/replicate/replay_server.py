@@ -288,14 +288,16 @@ class ServedSession:
         except OSError as error:
             self.handle(self._failure(error))
             return
-        data = wire.ReplayData(
-            session_id=self.session.id,
-            start_offset=block.start,
-            end_offset=block.end,
-            tip_offset=max(block.tip, block.end),
-            records=pieces,
+        self._send(
+            wire.ReplayData(
+                session_id=self.session.id,
+                start_offset=block.start,
+                end_offset=block.end,
+                tip_offset=max(block.tip, block.end),
+                records=pieces,
+            ),
+            self._sent,
         )
-        self._send(data, self._sent)
 
     def _sent(self) -> None:
         self._release_files()

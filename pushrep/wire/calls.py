@@ -249,8 +249,10 @@ def _finish(correlation_id: int, codec: MessageCodec, datum: Any, body: memoryvi
 
 def versions_answer(error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
     """A server's answer to ApiVersions."""
-    spoken = (ApiVersion(api_key=key, min_version=version, max_version=version) for key, version in VERSIONS.items())
-    return ApiVersionsResponse(error_code=error_code, api_versions=tuple(spoken))
+    return ApiVersionsResponse(
+        error_code=error_code,
+        api_versions=tuple(ApiVersion(api_key=key, min_version=one, max_version=one) for key, one in VERSIONS.items()),
+    )
 
 
 def refuse_other_versions(theirs: ApiVersionsResponse) -> None:

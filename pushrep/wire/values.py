@@ -115,9 +115,12 @@ def _are_within(struct: type[Any]) -> Callable[[Any], bool]:
 
 def _ranges_of(struct: type[Any]) -> list[tuple[str, int, int]]:
     """(field, lowest, highest) of every number with a range."""
-    columns = columns_of(struct, include_extras=True).values()
-    plain = [(column.field, column.hint) for column in columns if not column.inner]  # a part looks after its own
-    return [(name, note.low, note.high) for name, hint in plain for note in notes(hint) if isinstance(note, Within)]
+    return [
+        (column.field, note.low, note.high)
+        for column in columns_of(struct, include_extras=True).values()
+        for note in notes(column.hint)
+        if isinstance(note, Within) and not column.inner  # a part looks after its own
+    ]
 
 
 class Column(NamedTuple):
