@@ -14,7 +14,7 @@ from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRefused, ReplayRequest
-from pushrep.replay.slices import KeptBuffers
+from pushrep.replay.slices import Buffers
 from pushrep.wire.connection import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import SPARE_BYTES, ProtocolError
@@ -25,7 +25,7 @@ from pushrep.wire.values import Part, Response, Struct
 S = TypeVar("S", bound=Struct)
 R = TypeVar("R", bound=Response)
 _PORT_MAX = 65_535
-_MEMORY = KeptBuffers(SPARE_BYTES)
+_MEMORY = Buffers(SPARE_BYTES)
 """Shared by all connections, because waiting ones need no buffers."""
 _READS_MAX = 64
 
@@ -84,7 +84,7 @@ class NodeConnection:
 
     def __init__(self, address: HostPort, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
-        self.protocol = ClientConnection(memory=_MEMORY)
+        self.protocol = ClientConnection(memory=_MEMORY.acquire_kept)
         self._early: list[CallAnswer | PeerEvent] = []  # events received before an answer
         self.socket: Any = None
         try:

@@ -324,20 +324,6 @@ class Buffers:
         return memoryview(buffer)[begin : begin + self._size_bytes]
 
 
-class KeptBuffers:
-    """Memory for bodies of frames; many small bodies that are kept take no whole buffer each."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self._buffers = Buffers(size_bytes)
-
-    def acquire(self) -> memoryview | None:
-        """See `Buffers.acquire_kept`."""
-        return self._buffers.acquire_kept()
-
-    def give_back(self, _buffer: object, /) -> None:
-        """Nothing to do: the buffer is free when its last view is dropped."""
-
-
 WINDOW_BYTES = 768 << 10
 """A window, with the rest of its last batch, fits a core's own cache until it is checked."""
 _BATCH_BYTES_MAX = 2 << 20

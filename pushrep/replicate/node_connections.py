@@ -11,20 +11,21 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
+from pushrep.replay.slices import Buffers
 from pushrep.replicate.access import identity_in
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_calls import REPLAY_CALLS
 from pushrep.replicate.replay_server import AcceptedConnection
 from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey, refusal
-from pushrep.wire.connection import Call, ServerConnection
+from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import ProtocolError, SpareBuffers
+from pushrep.wire.frames import SPARE_BYTES, ProtocolError
 from pushrep.wire.values import Struct
 
 _LOG = logging.getLogger("pushrep.node")
@@ -49,7 +50,7 @@ class Peer:
 class Connections:
     """Serves all connections to `listener`, until `stop`.
 
-    answer(request, sender): called in many threads; it must not keep a request's records, whose memory is reused.
+    answer(request, sender): called in many threads.
     replays: takes over a connection with a replay call.
     """
 
@@ -67,7 +68,7 @@ class Connections:
         """For new connections; open ones keep theirs."""
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays
-        self._spares = SpareBuffers()
+        self._buffers = Buffers(SPARE_BYTES)
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
         self._peers: dict[Peer, None] = {}  # oldest first
@@ -155,22 +156,26 @@ class Connections:
             assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
             peer.socket = secured = tls.wrap_socket(peer.socket, server_side=True)
             sender = identity_in(secured.getpeercert() or {})
-        connection = ServerConnection(settings.limits, self._spares)
-        while True:
-            count = peer.socket.recv_into(connection.get_buffer())
-            if count == 0:
-                return False
-            calls = connection.buffer_updated(count)
-            for number, call in enumerate(calls):
-                if not isinstance(call, Call):
-                    continue
-                hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
-                if hand_over is not None and peer.has_spoken:
-                    closed = partial(self._forget, peer)
-                    hand_over(AcceptedConnection(peer.socket, connection, calls[number:], peer.name, sender, closed))
-                    return True
-                self._reply(peer, connection, call, sender)
-            connection.done()
+        connection = ServerConnection(settings.limits, self._buffers.acquire_kept)
+        while count := peer.socket.recv_into(connection.get_buffer()):
+            # The calls are not kept here: once they are answered, the next body may use their memory.
+            if self._answer_all(peer, connection, connection.buffer_updated(count), sender):
+                return True
+        return False
+
+    def _answer_all(
+        self, peer: Peer, connection: ServerConnection, calls: Sequence[Call | ClientEvent], sender: str
+    ) -> bool:
+        for number, call in enumerate(calls):
+            if not isinstance(call, Call):
+                continue
+            hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
+            if hand_over is not None and peer.has_spoken:
+                closed = partial(self._forget, peer)
+                hand_over(AcceptedConnection(peer.socket, connection, calls[number:], peer.name, sender, closed))
+                return True
+            self._reply(peer, connection, call, sender)
+        return False
 
     def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
         if call.api_key is ApiKey.API_VERSIONS:

@@ -11,12 +11,10 @@ the bytes that it has sent. Kafka's shape (api key, version, correlation id); ki
 """
 
 import struct
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import google_crc32c
 
@@ -34,9 +32,7 @@ _HEADER_BYTES_MASK = 0xFF_FFFF
 _FIRST_BYTES = 64 << 10  # a body's first buffer; it then grows fourfold as it fills, so that claims cost no memory
 _GROWTH = 4
 _SCRATCH_BYTES = 64 << 10
-_LENT_MAX = 4
 SPARE_BYTES = 6 << 20  # a request of 4 MiB from a file behind others from memory
-_SPARES_KEPT_MAX = 4
 _HEAD_BYTES = 512  # more than prefix and header of a request for one partition
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "formats/protocol.md promises 20 bytes"
 
@@ -121,42 +117,10 @@ def _too_large(size: int, limit: int, setting: str) -> ProtocolError:
     return ProtocolError(f"a size of {size} bytes exceeds {setting} = {limit}")
 
 
-class Memory(Protocol):
-    """Provides memory for large bodies: buffers of SPARE_BYTES, with old contents.
-
-    A mapping is given back once its reader calls `done`; a view's buffer is free when its last view is dropped.
-    """
-
-    def acquire(self) -> mmap | memoryview | None:
-        """A buffer; None if there is none now, and the caller makes its own."""
-        ...
-
-    def give_back(self, buffer: mmap, /) -> None: ...
-
-
-class SpareBuffers:
-    """Reused buffers of SPARE_BYTES for the bodies of frames. Thread-safe.
-
-    New pages cost more than reading into them. The buffer given back last is reused first, because it is still in the
-    processor's cache. Each is a mapping of its own: it is page-aligned, which saves a third of the copying's time, and
-    pages that were never written take no memory, so a peer that claims a large body and sends little makes us hold
-    little.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[mmap] = []
-
-    def acquire(self) -> mmap:
-        """A free or new buffer, with old contents."""
-        try:
-            return self._kept.pop()
-        except IndexError:
-            return mmap(-1, SPARE_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)  # private, so that a fork has its own pages
-
-    def give_back(self, buffer: mmap) -> None:
-        """Return a buffer that has no reader any more."""
-        if len(self._kept) < _SPARES_KEPT_MAX:
-            self._kept.append(buffer)
+Memory: TypeAlias = Callable[[], memoryview | None]
+"""Provides memory for a large body: SPARE_BYTES with old contents, free again when the last view is dropped; None if
+there is none now, and the reader makes its own.
+"""
 
 
 class OpenedFrame(NamedTuple, Generic[T]):
@@ -173,18 +137,16 @@ class FrameReader(Generic[T]):
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
     set, and every further call raises it.
 
-    spares: where memory for large bodies comes from. If it gives mappings, call `done` when the records of the messages
-    so far are not used any more.
+    memory: for large bodies, in views; without it each body gets its own.
     """
 
     def __init__(
-        self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, spares: Memory | None = None
+        self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, memory: Memory | None = None
     ) -> None:
-        self._open_frame, self._limits = open_frame, limits
-        self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones are freed with their records
+        self._open_frame, self._limits, self._memory = open_frame, limits, memory
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: OpenedFrame[T] | None = None
-        self._body: bytearray | mmap | memoryview = bytearray()
+        self._body: bytearray | memoryview = bytearray()
         self._body_size = self._body_filled = 0
         self._scratch: bytearray | None = None
         self._is_bulky = False  # whether the last frame's records had a buffer of their own
@@ -232,12 +194,6 @@ class FrameReader(Generic[T]):
         self._body_filled += count
         self._finish_if_whole(found)
         return found
-
-    def done(self) -> None:
-        """The records of the messages so far are not used any more: their memory may be used again."""
-        if self._spares is not None:
-            while self._lent:
-                self._spares.give_back(self._lent.pop())
 
     def _take_head(self, view: memoryview, at: int, found: list[T]) -> int:
         """Take prefix and header from `at` on, and the body if it is complete; returns the position after them."""
@@ -290,10 +246,10 @@ class FrameReader(Generic[T]):
         size = opened.body_bytes
         self._opened, self._body_size, self._body_filled = opened, size, 0
         self._is_bulky = size > _FIRST_BYTES
-        spare = self._spares.acquire() if self._spares is not None and _FIRST_BYTES < size <= SPARE_BYTES else None
+        spare = self._memory() if self._memory is not None and _FIRST_BYTES < size <= SPARE_BYTES else None
         self._body = spare if spare is not None else bytearray(min(size, _FIRST_BYTES))
 
-    def _grown(self) -> bytearray | mmap | memoryview:
+    def _grown(self) -> bytearray | memoryview:
         if self._body_filled == len(self._body):
             # A new one, because the old one can't grow while a view of it from get_buffer exists.
             grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))
@@ -315,6 +271,4 @@ class FrameReader(Generic[T]):
         if self._opened is not None and self._body_filled == self._body_size:
             opened, body = self._opened, self._body
             self._opened, self._body = None, bytearray()
-            if isinstance(body, mmap):
-                self._lent.append(body)
             found.append(opened.finish(memoryview(body)[: self._body_size].toreadonly()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pushrep.replay import slices
-from pushrep.replay.slices import Buffers, KeptBuffers
+from pushrep.replay.slices import Buffers
 from pushrep.wire.frames import SPARE_BYTES, FrameLimits, FrameReader, OpenedFrame, frame_head
 
 
@@ -22,7 +22,7 @@ def reader():
     def opened(prefix, _header):
         return OpenedFrame(prefix.body_bytes, lambda body: body)
 
-    return FrameReader(opened, FrameLimits(), KeptBuffers(SPARE_BYTES))
+    return FrameReader(opened, FrameLimits(), Buffers(SPARE_BYTES).acquire_kept)
 
 
 def received(reader, data, size):
@@ -91,3 +91,9 @@ def test_who_keeps_many_small_bodies_does_not_keep_a_whole_buffer_for_each(reade
         tracemalloc.stop()
     assert kept == [body] * 60
     assert held_bytes < 8 * SPARE_BYTES + 60 * 4 * len(body)
+
+
+def test_a_body_that_is_claimed_and_not_sent_holds_only_what_came(reader):
+    head = frame_head((1, 0), 0, 7, b"header", 300_000)
+    assert received(reader, head + bytes(900), 1 << 30) == []
+    assert 900 <= reader.held_bytes < 1000
