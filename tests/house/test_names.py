@@ -20,7 +20,6 @@ PRIVATE = {
     "_changing": "held, so that an outbox looks for its members only after another one leads",
     "_commit": "fails between the last statement of a batch and the commit, inside of the transaction",
     "_facts": "whom the coordinator names as a partition's holder; nothing else says it without Kafka's reassignment",
-    "_lock": "held, as an append holds it, while a grant is offered",
     "_member": "where a program that is killed stands, without waiting for its next commit",
     "_moving": "held, so that a call is cancelled between a fetched record and the partitions that come",
     "_opened": "the socket of a client, for bytes that no client sends",

@@ -752,7 +752,7 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
             shown.append(client.ask(request, GrantResponse))
 
     offering = threading.Thread(target=offer)
-    with replica._lock:  # as `follow` holds it
+    with replica.lock:  # as `follow` holds it
         offering.start()
         wait_until(lambda: kept.election_state.grant == grant, "the grant is stored")
         threading.Event().wait(0.2)  # as long as an answer too early would need; a right one does not come
