@@ -42,7 +42,7 @@ def test_replays_over_tls_are_for_whom_the_certificate_names(world, certificates
             stranger.recordings()
 
 
-def test_the_command_line_replays_a_node_in_every_form(world, node, client, leader, capfdbinary, tmp_path):
+def test_the_command_line_replays_a_node_in_every_form(world, node, client, leader, capfdbinary):
     where = str(node.address)
 
     def pushrep(*arguments):
@@ -53,8 +53,7 @@ def test_the_command_line_replays_a_node_in_every_form(world, node, client, lead
     assert (code, [json.loads(line)["offset"] for line in out.splitlines()]) == (0, [95, 96, 97])
     code, out = pushrep("1", "--count", "2", "--format", "raw")
     assert (code, [line[:6] for line in out.splitlines()]) == (0, [b"000000", b"000001"])
-    for form in ("avro", "json"):
-        code, _ = pushrep("orders-0", "--format", form, "--out", str(tmp_path / form))
-        assert (code, (tmp_path / form).stat().st_size > 0) == (0, True)
+    code, out = pushrep("orders-0", "--count", "1", "--format", "table")
+    assert (code, b"000000" in out) == (0, True)
     assert pushrep("7", "--count", "1")[0] == 1
     assert offsets(client.replay(ReplayRequest("orders-0", 99, TO_END))) == [99]
