@@ -6,17 +6,11 @@
 
 One filter for each topic, so that a pair in two partitions is noticed.
 
-A partition is fetched only when no reason to pause it is left (Pauses):
-
-    UNLOADED    its position or its marks are not known yet
-    STOPPED     its startpoint can't be applied
-
 Pure: knows no client and no clock.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,54 +206,6 @@ class Assignment:
         if (old := self._filters.get(topic)) is not None:
             self._counts[topic] = old.counts.added_to(self._counts.get(topic))
         self._filters[topic] = made
-
-
-class PauseReason(Enum):
-    """Why a partition is paused."""
-
-    UNLOADED = auto()
-    STOPPED = auto()
-
-
-class Pauses:
-    """See the file's map: which partitions are paused, and why. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[TopicPartition, set[PauseReason]] = {}
-
-    def of(self, reason: PauseReason) -> set[TopicPartition]:
-        """The partitions that are paused for this reason."""
-        return {partition for partition, reasons in self._reasons.items() if reason in reasons}
-
-    def has(self, reason: PauseReason) -> bool:
-        """Whether any partition is paused for this reason."""
-        return any(reason in reasons for reasons in self._reasons.values())
-
-    def add(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """What to pause: all of these, paused ones too, since the client may have been given them anew."""
-        wanted = sorted(set(partitions))
-        for partition in wanted:
-            self._reasons.setdefault(partition, set()).add(reason)
-        return wanted
-
-    def remove(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """This reason is over. Returns what to resume: those that are paused for no other."""
-        free = []
-        for partition in sorted(set(partitions)):
-            reasons = self._reasons.get(partition, set())
-            if reason in reasons:
-                reasons.remove(reason)
-                if not reasons:
-                    del self._reasons[partition]
-                    free.append(partition)
-        return free
-
-    def forget(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """All reasons are over, also if this client is the next owner. Returns those of these that were paused."""
-        gone = sorted(self._reasons.keys() & set(partitions))
-        for partition in gone:
-            del self._reasons[partition]
-        return gone
 
 
 def _only(marks: HighwaterMarks, numbers: set[int], *, keep: bool = True) -> HighwaterMarks:

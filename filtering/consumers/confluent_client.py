@@ -148,12 +148,6 @@ def failure_of_transaction(error: BaseException) -> Failure:
     return Failure.TRANSIENT if again else Failure.PERMANENT
 
 
-def flush(producer: Producer, timeout_s: float) -> None:
-    """The client's `flush`. Raises KafkaException for a fatal error, also where a delivery is reported behind it."""
-    with fatal_errors():
-        producer.flush(timeout_s)
-
-
 @contextmanager
 def fatal_errors() -> Iterator[None]:
     """The client turns a fatal error in a delivery callback into SystemError: raise the fatal error itself."""
@@ -177,10 +171,12 @@ def send(producer: Producer, topic: str, records: Iterable[tuple[str, bytes]], t
             except BufferError:  # the client's queue is full (100,000 messages, or 1 GB)
                 producer.poll(_FULL_QUEUE_S)
             except KafkaException:  # at times it only reports that a fatal error came before: flush raises that one
-                flush(producer, timeout_s)
+                with fatal_errors():
+                    producer.flush(timeout_s)
                 raise
         count += 1
-    flush(producer, timeout_s)
+    with fatal_errors():
+        producer.flush(timeout_s)
     for error, _ in reports:
         if error is not None:
             raise KafkaException(error)

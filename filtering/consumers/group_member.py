@@ -24,8 +24,6 @@ from filtering.consumers.assignment import (
     NO_MARKS,
     Assignment,
     FilterSettings,
-    PauseReason,
-    Pauses,
     TopicPartition,
 )
 from filtering.consumers.commits import CommitPosition, Commits, DeleteMarks, ReadMarks, WriteMarks
@@ -132,7 +130,9 @@ class GroupMember:
         self.admit_columns = self.failing_with(self.assignment.admit_columns)
         self.moves = 0
         self._moved: dict[TopicPartition, int] = {}
-        self._pauses = Pauses()
+        # Fetched is a partition that is in neither of them.
+        self._unloaded: set[TopicPartition] = set()  # its position or its marks are not known yet
+        self._stopped: set[TopicPartition] = set()  # its startpoint can't be applied
         self._commits = Commits()
 
     # ---- partitions come and go
@@ -164,12 +164,12 @@ class GroupMember:
 
     def hold(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
         """Pause these, which the client has been assigned, until they are loaded."""
-        yield from self._pause(PauseReason.UNLOADED, partitions)
+        yield from self._pause(self._unloaded, partitions)
 
     @property
     def holds_any(self) -> bool:
         """Whether there is something for `load_again`."""
-        return self._pauses.has(PauseReason.UNLOADED)
+        return bool(self._unloaded)
 
     @property
     def follows_startpoints(self) -> bool:
@@ -182,8 +182,7 @@ class GroupMember:
 
     def pause_stopped(self) -> Steps[None]:
         """Those that may not be read, once the client has them."""
-        stopped = set(self.watcher.stopped) - self._pauses.of(PauseReason.STOPPED)
-        yield from self._pause(PauseReason.STOPPED, stopped)
+        yield from self._pause(self._stopped, set(self.watcher.stopped) - self._stopped)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Forget these, which are given up. Returns those of them that the client has paused."""
@@ -193,12 +192,15 @@ class GroupMember:
             self._commits.forget(partition)
         if not list(self.assignment):  # nothing more of the refused batch is read: partitions that come now begin anew
             self.failure = None
-        return self._pauses.forget(gone)
+        paused = sorted(gone & (self._unloaded | self._stopped))
+        self._unloaded -= gone
+        self._stopped -= gone
+        return paused
 
     @property
     def partitions(self) -> set[TopicPartition]:
         """All that are assigned, whether they are read or not."""
-        return {*self.assignment, *self.watcher.stopped, *self._pauses.of(PauseReason.UNLOADED)}
+        return {*self.assignment, *self.watcher.stopped, *self._unloaded}
 
     # ---- reads
 
@@ -246,12 +248,12 @@ class GroupMember:
         _LOG.warning(
             "%s-%d goes on at %d, which is not its committed position: it begins with empty marks", *partition, offset
         )
-        if partition in self._pauses.of(PauseReason.UNLOADED):
+        if partition in self._unloaded:
             self.assignment.assign(partition, offset)
         else:
             self.assignment.seek(partition, offset)
         yield from self._seek(partition, offset)
-        yield from self._resume(PauseReason.UNLOADED, [partition])
+        yield from self._resume(self._unloaded, [partition])
 
     def back_to_committed(self) -> Steps[None]:
         """Every partition begins again, where nothing is committed at the first record that the client handed over."""
@@ -281,7 +283,7 @@ class GroupMember:
     # ---- inside
 
     def _load_held(self) -> Steps[list[TopicPartition]]:
-        held = sorted(self._pauses.of(PauseReason.UNLOADED))
+        held = sorted(self._unloaded)
         if not held:
             return []
         loaded: list[TopicPartition] = []
@@ -295,8 +297,8 @@ class GroupMember:
                     break
             loaded.append(partition)
         yield from self.pause_stopped()
-        yield from self._resume(PauseReason.STOPPED, [one for one in loaded if one in self.assignment])
-        yield from self._resume(PauseReason.UNLOADED, loaded)
+        yield from self._resume(self._stopped, [one for one in loaded if one in self.assignment])
+        yield from self._resume(self._unloaded, loaded)
         return loaded
 
     def _followed(self, now_s: float) -> Steps[None]:
@@ -309,7 +311,7 @@ class GroupMember:
     def _applied_startpoints(self, startpoints: Startpoints) -> Steps[bool]:
         """Whether all partitions were asked for. One that was just assigned can't be moved yet: then call again."""
         try:
-            stopped = self._pauses.of(PauseReason.STOPPED)
+            stopped = set(self._stopped)
             for partition in sorted(set(self.assignment) - stopped):
                 yield from self._move(partition, startpoints)
             for partition in sorted(stopped):
@@ -343,19 +345,24 @@ class GroupMember:
         start = (yield from self.load([partition]))[partition]
         if partition in self.assignment:
             yield from self._seek(partition, start)
-            yield from self._resume(PauseReason.STOPPED, [partition])
+            yield from self._resume(self._stopped, [partition])
 
     def _seek(self, partition: TopicPartition, offset: int | None) -> Steps[None]:
         yield Seek(partition, offset)
         self.moves += 1
         self._moved[partition] = self.moves
 
-    def _pause(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> Steps[None]:
-        if wanted := self._pauses.add(reason, partitions):
+    def _pause(self, why: set[TopicPartition], partitions: Iterable[TopicPartition]) -> Steps[None]:
+        """Pause all of these, paused ones too, since the client may have been given them anew."""
+        if wanted := sorted(set(partitions)):
+            why.update(wanted)
             yield Pause(wanted)
 
-    def _resume(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> Steps[None]:
-        if free := self._pauses.remove(reason, partitions):
+    def _resume(self, why: set[TopicPartition], partitions: Iterable[TopicPartition]) -> Steps[None]:
+        """This reason is over; those are fetched again that are paused for no other."""
+        over = why & set(partitions)
+        why -= over
+        if free := sorted(over - self._unloaded - self._stopped):
             yield Resume(free)
 
     def _ignoring_transient(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:

@@ -193,7 +193,9 @@ class FenceDriver:
                     self._shipping(effect)
                     return
                 case core.RefuseShipping(why, is_taken_over):
-                    raise self._refusal(why, is_taken_over=is_taken_over)
+                    if is_taken_over:
+                        raise OutboxTakenOver(self._facts.topic, why)
+                    raise DestinationRefused(self._facts.topic, "fence", "required", why)
             effect = self._fence.on(await self._event_of(effect))
 
     async def _event_of(self, effect: Effect) -> Event:
@@ -348,11 +350,6 @@ class FenceDriver:
             )
         elif fence.earlier_unfenced:
             _LOG.warning("%s: earlier instances are not fenced: the coordinator did not know %s", topic, self._name)
-
-    def _refusal(self, why: str, *, is_taken_over: bool) -> OutboxTakenOver | DestinationRefused:
-        if is_taken_over:
-            return OutboxTakenOver(self._facts.topic, why)
-        return DestinationRefused(self._facts.topic, "fence", "required", why)
 
 
 def _error_code_of(answer: Any) -> int:

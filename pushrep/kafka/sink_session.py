@@ -286,7 +286,9 @@ class SinkSession:
         if sent is not None:
             forgotten_ms = self._clock.wall_ms() - self._facts.producer_id_expiration_ms // 2
             sent.is_old = not self._facts.has_append_time and sent.batch.header.max_timestamp_ms < forgotten_ms
-            self._wake_known(pipeline)
+            idle_since_ms = self._last_answer_ms.get(pipeline.partition, 0)
+            if self._clock.monotonic_ms() - idle_since_ms > self._idle_ms:
+                pipeline.has_been_idle()
             pipeline.add(sent)
             source.in_flight += 1
         return sent
@@ -305,11 +307,6 @@ class SinkSession:
         if is_first and pipeline.producer_id < 0 and self._renewal is None:  # a renewal begins every pipeline
             pipeline.begin(*await self._recovery.until_done(self._producer_id))
         self._ready[partition] = None
-
-    def _wake_known(self, pipeline: Pipeline) -> None:
-        idle_since_ms = self._last_answer_ms.get(pipeline.partition, 0)
-        if self._clock.monotonic_ms() - idle_since_ms > self._idle_ms:
-            pipeline.has_been_idle()
 
     def _stop_source(self, source: ShippedPartition, reason: str) -> None:
         if source.stopped != reason:

@@ -218,11 +218,11 @@ def open_store(
         why = f"it has {found.partitions} partitions, but sequences are offsets of one: use a topic with 1 partition"
         raise StoreUnavailable(place, why)
     facts = FactsInTopic(destination, found, lock_wait_s=lock_wait_s)
-    return StartpointStore(facts, CheckpointsInTopic(facts), clock)
+    return StartpointStore(facts, facts, clock)
 
 
 class FactsInTopic:
-    """Reads and appends facts. Thread-safe; a forked process has to open another store.
+    """Reads and appends facts and checkpoints. Thread-safe; a forked process has to open another store.
 
     What was read so far is kept: facts in order, checkpoints, the newest offset of each key. Reading raises
     StoreUnavailable if brokers do not answer, CorruptStore for records of another format and for a topic that was
@@ -252,10 +252,19 @@ class FactsInTopic:
         with self._reading():
             return self._records.end()
 
-    def checkpoints(self) -> dict[Reader, Checkpoint]:
-        """All checkpoints now."""
+    def load(self, reader: Reader) -> Checkpoint:
+        """The reader's checkpoint; an empty one (generation 0) if there is none."""
         self.view()
-        return dict(self._checkpoints)
+        return self._checkpoints.get(reader) or Checkpoint(reader=reader)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint. When this returns, it is stored and read back. Raises StoreUnavailable, Overtaken."""
+        self.write([(CHECKPOINT + reader_words(checkpoint.reader), checkpoint.as_json())])
+
+    def all(self) -> list[Checkpoint]:
+        """The checkpoints of all readers, sorted."""
+        self.view()
+        return sorted(self._checkpoints.values(), key=lambda checkpoint: checkpoint.reader)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -409,25 +418,6 @@ class FactsInTopic:
         if is_known and code.code() in OVERTAKEN:
             raise Overtaken(self.place) from error
         raise not_written(self.place, code.str(), is_known=is_known) from error
-
-
-class CheckpointsInTopic:
-    """Checkpoints in the same topic; the newest record of a reader counts."""
-
-    def __init__(self, facts: FactsInTopic) -> None:
-        self._facts = facts
-
-    def load(self, reader: Reader) -> Checkpoint:
-        """The reader's checkpoint; an empty one (generation 0) if there is none."""
-        return self._facts.checkpoints().get(reader) or Checkpoint(reader=reader)
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint. When this returns, it is stored and read back. Raises StoreUnavailable, Overtaken."""
-        self._facts.write([(CHECKPOINT + reader_words(checkpoint.reader), checkpoint.as_json())])
-
-    def all(self) -> list[Checkpoint]:
-        """The checkpoints of all readers, sorted."""
-        return sorted(self._facts.checkpoints().values(), key=lambda checkpoint: checkpoint.reader)
 
 
 def _failure_of(error: BaseException) -> Failure:
