@@ -115,7 +115,6 @@ class RetryPolicy:
         }
 
     def _is_enough(self, state: "RetryCallState") -> bool:
-        """Tenacity's question after every failure."""
         if self.attempts is not None and state.attempt_number >= self.attempts:
             return True
         error = None if state.outcome is None else state.outcome.exception()

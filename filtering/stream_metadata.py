@@ -270,7 +270,6 @@ def _rows_of_sequence(keys: Sequence[Any]) -> _Rows:
 
 
 def _bytes_of(key: object) -> bytes | None:
-    """The bytes of anything that holds bytes, else None."""
     if isinstance(key, bytes):
         return key
     try:

@@ -413,8 +413,6 @@ class SourcePartitionProducer:
         return found if wanted is None else wanted
 
     def _partitions(self) -> int:
-        """How many the topic has. Raises TopicUnfit, KafkaException."""
-
         def question(left_s: float) -> int:
             found = self._client.list_topics(self.topic, timeout=left_s).topics[self.topic]
             if found.error is not None or not found.partitions:
@@ -433,7 +431,6 @@ class SourcePartitionProducer:
 def _notify(
     reports: deque[_Report], client: Producer, pending: _Pending, error: KafkaError | None, message: Message
 ) -> None:
-    """The report of a record that was sent again."""
     reports.append((client, pending, error, message))
 
 

@@ -501,7 +501,6 @@ def _key(record: ConsumerRecord) -> bytes | None:
 
 
 def _header(record: ConsumerRecord) -> bytes | None:
-    """The last header of our name."""
     for name, value in reversed(record.headers):
         if name == METADATA_HEADER:
             found: bytes | None = value

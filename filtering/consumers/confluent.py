@@ -369,7 +369,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
             self._client.unassign()
 
     def _began(self, partitions: list[TopicPartition]) -> None:
-        """They are loaded, and the client has them."""
         self._run(self._member.pause_stopped())
         if self._on_assign is not None:
             self._on_assign(self, partitions)
@@ -384,7 +383,6 @@ class ReplayFilteredConsumer(ClosedAtExit):
         return self._run(self._member.positions(time.time_ns() // 1_000_000))
 
     def _store(self, positions: Sequence[CommitPosition]) -> None:
-        """Commit these. Raises CommitFailed, KafkaException."""
         offsets = _offsets(positions)
         try:
             with naming_rights(self._group, offsets[0].topic):

@@ -269,7 +269,6 @@ class ConfluentMarksTopic:
         return unpack_marks(bytes(message.value() or b""))
 
     def _first(self) -> Message | None:
-        """The first record from there on, None if there is none. Raises KafkaException."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             message = self._reader.poll(left_s)

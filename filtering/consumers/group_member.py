@@ -359,7 +359,6 @@ class GroupMember:
             yield Pause(wanted)
 
     def _resume(self, why: set[TopicPartition], partitions: Iterable[TopicPartition]) -> Steps[None]:
-        """This reason is over; those are fetched again that are paused for no other."""
         over = why & set(partitions)
         why -= over
         if free := sorted(over - self._unloaded - self._stopped):

@@ -270,12 +270,10 @@ class Cluster:
     async def _of_brokers(
         self, ask: Callable[[int, Iterable[int]], Awaitable[dict[int, _T]]], partitions: Iterable[int]
     ) -> dict[int, _T]:
-        """What `ask` gives for each leading broker and its partitions, as one."""
         answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
         return {partition: found for answer in answers for partition, found in answer.items()}
 
     def _by_leader(self, partitions: Iterable[int]) -> dict[int, list[int]]:
-        """The partitions by their leading broker. Raises KafkaUnreachable for one without a known leader."""
         found: dict[int, list[int]] = {}
         for partition in partitions:
             node = self.leaders.get(partition)
@@ -285,7 +283,6 @@ class Cluster:
         return found
 
     async def _ask_any(self, request: Any) -> Any:
-        """The answer of the first broker that gives one."""
         failure: object = "no broker is known"
         nodes = list(self._addresses)
         random.shuffle(nodes)

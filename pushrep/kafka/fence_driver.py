@@ -326,7 +326,6 @@ class FenceDriver:
         return right_missing("WRITE", "transactional-id", self._name, code).why
 
     async def _ask_once(self, request: Any) -> tuple[int, Any]:
-        """The error code, and the answer to read if there is none."""
         try:
             if self._coordinator is None:
                 self._coordinator = await self._cluster.find_coordinator(self._name)

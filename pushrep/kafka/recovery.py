@@ -307,7 +307,6 @@ class ShippingRecovery:
             raise self.went_back(partition)
 
     async def _below(self, known_ends: Mapping[int, int]) -> list[int]:
-        """Partitions that end below their known end. Raises what UNREACHABLE names."""
         ends = await self._cluster.ends(known_ends)
         doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
@@ -373,9 +372,6 @@ class ShippingRecovery:
         return end if end >= 0 else known
 
     async def _look_at_topic(self) -> TopicFacts:
-        """Raises DestinationRefused for settings that would lose records, TopicReplaced, TopicMissing,
-        KafkaUnreachable.
-        """
         facts = await in_thread(lambda: look_at_topic(self._destination, self._facts.topic))
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)

@@ -64,7 +64,6 @@ class _Uuid:
 
 
 def _response(api_key: int, version: int, schema: Schema) -> Any:
-    """The structure of an answer."""
     return type("Response", (Response,), {"API_KEY": api_key, "API_VERSION": version, "SCHEMA": schema})
 
 

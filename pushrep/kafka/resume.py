@@ -241,7 +241,6 @@ def whole_batches(data: bytes) -> Iterator[RecordBatch]:
 
 
 def _record_at(offset: int, data: bytes) -> Record | None:
-    """The record of a fetch at `offset`; None if there is none, or it can't be read."""
     try:
         for batch in whole_batches(data):
             if offset < batch.header.next_offset:

@@ -53,7 +53,6 @@ _LOG = logging.getLogger("pushrep.kafka")
 
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
-_MISSING_LOOKS, _MISSING_S = 10, 2.0
 _CLOSE_S = 30.0
 
 
@@ -193,9 +192,7 @@ class KafkaSink:
                 try:
                     await self._ship()
                     continue
-                except TopicMissing as error:
-                    pause_s = self._missing(error)
-                except DestinationRefused as error:
+                except (TopicMissing, DestinationRefused) as error:
                     self.state.refused(error)
                 except (OutboxDiverged, DestinationAhead, TopicLostRecords, OutboxTakenOver) as error:
                     if self._is_stopped_by(error):
@@ -239,7 +236,6 @@ class KafkaSink:
             self._on_diverged(error)
 
     def _failed(self, error: BaseException) -> float:
-        """The pause after a retriable failure."""
         self.state.set_trouble(str(error) or repr(error))
         self._failures += 1
         return backoff_of(self._destination).pause_s(self._failures)
@@ -248,16 +244,7 @@ class KafkaSink:
         self._failures = 0
         self._started.set()
 
-    def _missing(self, error: TopicMissing) -> float:
-        """The pause before the next look: brokers may not know a new topic yet."""
-        self._failures += 1
-        if self._failures > _MISSING_LOOKS:
-            self.state.refused(error)
-            return _REFUSED_RETRY_S
-        return _MISSING_S / _MISSING_LOOKS
-
     async def _ship(self) -> None:
-        """One session; returns when the sink closes."""
         facts = await unless_set(self._wake, in_thread(lambda: look_at_topic(self._destination, self.topic)))
         if facts is None:
             return

@@ -120,7 +120,6 @@ class SinkSession:
             await self._end()
 
     async def _begin(self) -> None:
-        """Fence other instances, read what the topic holds, and get a producer id."""
         self._state.set_trouble(None)
         await self._recovery.find_shortened(self._state.known_ends())
         self._place_all()
@@ -181,7 +180,6 @@ class SinkSession:
             raise TopicLostRecords(self._facts.topic, lost)
 
     def _known_ends(self) -> dict[int, int]:
-        """The known end of each Kafka partition."""
         return {
             k: max(source.destination_offset for source in sources) for k, sources in self._sources.items() if sources
         }
@@ -230,7 +228,6 @@ class SinkSession:
     # -- what there is to send -------------------------------------------------------------------------------------
 
     def _poll_logs(self) -> None:
-        """Read the logs' stable offsets, if a poll is due."""
         now_s = self._loop.time()
         if now_s < self._look_at_s:
             return
@@ -518,7 +515,6 @@ class SinkSession:
         self._wake.set()
 
     def _fail(self, error: BaseException) -> None:
-        """End the session with this error, or the first one."""
         if self._failure is None:
             self._failure = error
         self._wake.set()

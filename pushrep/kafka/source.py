@@ -201,7 +201,6 @@ class ShippedPartition:
         self.is_new = False
 
     def _cut_next(self, size_max_bytes: int) -> bool:
-        """Split the next batch, usually into one piece. Returns whether there was one."""
         batch = self._next_batch()
         if batch is None:
             return False

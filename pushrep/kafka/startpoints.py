@@ -204,7 +204,7 @@ def open_store(
     topic = destination.topic or ""
     place = f"kafka:{topic}"
     try:
-        found = ask(lambda _: look_at_topic(destination, topic), _failure_of, destination.request_timeout_ms / 1000)
+        found = ask(lambda _: look_at_topic(destination, topic), _judge, destination.request_timeout_ms / 1000)
     except TopicMissing as error:
         raise StoreUnavailable(
             place, "there is no such topic: create it with 1 partition and cleanup.policy=compact"
@@ -376,11 +376,9 @@ class FactsInTopic:
             self._facts.append(fact)
 
     def _left_s(self) -> float:
-        """How many seconds a step may take within the caller's timeout."""
         return self.budget.left_s(self._timeout_s)
 
     def _begin(self) -> Producer:
-        """A producer that fences all earlier writers. Raises StoreUnavailable, Overtaken."""
         settings = {
             **self._settings,
             "transactional.id": f"pushrep-startpoints-{self._topic}",
@@ -420,10 +418,7 @@ class FactsInTopic:
         raise not_written(self.place, code.str(), is_known=is_known) from error
 
 
-def _failure_of(error: BaseException) -> Failure:
-    """Whether a failed call is retried: some brokers may not know a new topic yet."""
-    if isinstance(error, TopicMissing):
-        return Failure.NOT_THERE
+def _judge(error: BaseException) -> Failure:
     return Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT
 
 

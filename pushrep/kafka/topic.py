@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not 
 )
 
 from filtering.consumers.confluent_client import failure_of, missing_right
-from filtering.retry import Failure
+from filtering.retry import Failure, ask
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
 
@@ -83,7 +83,18 @@ class TopicFacts(NamedTuple):
 
 
 def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
-    """Ask the brokers; waits for them up to `request_timeout_ms`. Raises TopicMissing, KafkaUnreachable."""
+    """Ask the brokers; waits for them up to `request_timeout_ms`, and 3 s for a topic that not every broker knows yet.
+
+    Raises TopicMissing, KafkaUnreachable.
+    """
+
+    def judge(error: BaseException) -> Failure:
+        return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.PERMANENT
+
+    return ask(lambda _: _facts_of(destination, topic), judge)
+
+
+def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
     timeout_s = destination.request_timeout_ms / 1000
     admin = _Admin(destination)
     try:
@@ -153,7 +164,6 @@ class _Admin:
 
 
 def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
-    """A broker that leads one of the topic's partitions. Raises KafkaUnreachable if no partition has a leader."""
     for one in partitions:
         if one.leader is not None and one.leader.id >= 0:
             return str(one.leader.id)
