@@ -18,12 +18,16 @@ A partition that was stopped begins anew as soon as its startpoint is cancelled 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from filtering.consumers.assignment import (
     NO_MARKS,
     Assignment,
     FilterSettings,
+    Spans,
     TopicPartition,
 )
 from filtering.consumers.commits import CommitPosition, Commits, DeleteMarks, ReadMarks, WriteMarks
@@ -33,7 +37,7 @@ from filtering.retry import Failure
 _LOG = logging.getLogger(__name__)
 _LOAD_AGAIN_S = 1.0
 _Answer = TypeVar("_Answer")
-_Given = ParamSpec("_Given")
+_Record = TypeVar("_Record")
 
 
 class Seek(NamedTuple):
@@ -126,8 +130,6 @@ class GroupMember:
         self.assignment = Assignment(settings)
         self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
         self.failure: Exception | None = None
-        self.admit = self.failing_with(self.assignment.admit)
-        self.admit_columns = self.failing_with(self.assignment.admit_columns)
         self.moves = 0
         self._moved: dict[TopicPartition, int] = {}
         # Fetched is a partition that is in neither of them.
@@ -215,17 +217,35 @@ class GroupMember:
         """Apply new startpoints, if it is time to ask for them. Raises why a partition was stopped, once for each."""
         yield from self._ignoring_transient(self._followed(now_s))
 
-    def failing_with(self, call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
+    def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
         """The same function; what it raises is kept as `failure`, so that no read goes on past that record."""
 
-        def called(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
+        def key(record: _Record) -> bytes | None:
             try:
-                return call(*given, **named)
+                return key_of(record)
             except Exception as error:
                 self.failure = error
                 raise
 
-        return called
+        return key
+
+    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
+        """As Assignment's; what is refused stays as `failure`."""
+        try:
+            return self.assignment.admit(partition, offset, key)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def admit_columns(
+        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
+    ) -> npt.NDArray[np.bool_]:
+        """As Assignment's; what is refused stays as `failure`."""
+        try:
+            return self.assignment.admit_columns(topic, keys, partitions, spans)
+        except Exception as error:
+            self.failure = error
+            raise
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
         """Whether it was moved after `moves` was `since`: then records that were fetched before are not yielded."""
