@@ -36,7 +36,7 @@ from filtering import MissingRight
 from pushrep.kafka.answers import Code
 from pushrep.kafka.destination import KafkaDestination, Token
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
-from pushrep.records.model import Buffer
+from pushrep.records.header import Buffer
 
 _T = TypeVar("_T")
 _SIZE = struct.Struct(">i")

@@ -26,8 +26,7 @@ from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.progress import OffsetRanges
 from pushrep.records import Record, RecordBatch, encode_batch
 from pushrep.records import header as layout
-from pushrep.records.header import crc32c
-from pushrep.records.model import Buffer
+from pushrep.records.header import Buffer, crc32c
 
 IN_FLIGHT_MAX = 5
 """Brokers recognise the last five batches of a producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""

@@ -43,7 +43,7 @@ from aiokafka.protocol.types import (
 )
 
 from pushrep.kafka.answers import BrokerAnswer
-from pushrep.records.model import Buffer
+from pushrep.records.header import Buffer
 
 _ALL_IN_SYNC = -1
 _NONE = _NO_TAGS = bytes(1)

@@ -6,9 +6,8 @@ batch.records()           -> list[Record]         batch.rows()                  
                                                   batch.stamp(...), batch.with_producer(...)        patch its header
 """
 
-from pushrep.records.batch import RecordBatch
+from pushrep.records.batch import DECOMPRESSED_BYTES_MAX, RecordBatch
 from pushrep.records.columns import HeaderColumns, RecordColumns
-from pushrep.records.compression import DECOMPRESSED_BYTES_MAX
 from pushrep.records.decoder import RecordCursor, RecordRows
 from pushrep.records.encoder import HeaderColumn, Headers, Keys, encode_batch
 from pushrep.records.header import (
@@ -17,8 +16,13 @@ from pushrep.records.header import (
     RECORD_OVERHEAD_BYTES_MAX,
     BatchHeader,
     BatchRun,
+    Codec,
+    CorruptRecordBatch,
+    Record,
+    RecordTooLarge,
+    TimestampType,
+    UnsupportedCodec,
 )
-from pushrep.records.model import Codec, CorruptRecordBatch, Record, RecordTooLarge, TimestampType, UnsupportedCodec
 
 __all__ = [
     "DECOMPRESSED_BYTES_MAX",

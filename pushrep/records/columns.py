@@ -22,8 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from pushrep.records.decoder import Column, RecordRows, Scan, check_count, decoded_name, scan
-from pushrep.records.header import BatchHeader
-from pushrep.records.model import CorruptRecordBatch, Header, TimestampType
+from pushrep.records.header import BatchHeader, CorruptRecordBatch, Header, TimestampType
 from pushrep.records.varint import VARINT_BYTES_MAX, Bytes, Ints, read_varint, read_varints, read_varlongs
 
 Positions: TypeAlias = NDArray[np.int32]
@@ -33,7 +32,7 @@ _RUN_WORTHWHILE = 16
 _WALKED_AT_ONCE = 512  # plain steps before the next run is tried, which costs as much as some 30 steps
 ARRAYS_WORTHWHILE = 64  # records; for fewer, a hundred numpy calls cost more than a scan in plain Python
 _PAYLOAD_BYTES_LIMIT = (1 << 31) - 1
-_ROUNDS_MAX = 32  # a record with more headers is read alone: a round costs the same for one record as for a thousand
+_ROUNDS_MAX = 32  # with more headers in a record it is a scan: a round costs the same for one record as for a thousand
 _GATHERED_BYTES_MAX = 256  # pieces of one size: gathered and cut by numpy, as long as the extra copy is cheap
 
 
@@ -115,7 +114,9 @@ def columns_by_arrays(header: BatchHeader, payload: memoryview) -> RecordColumns
     key_start, key_length, at = _nullable(data, at, ends)
     value_start, value_length, at = _nullable(data, at, ends)
     headers_count, headers_start = read_varints(data, _inside(at, ends))
-    headers = read_header_columns(data, payload, headers_count, headers_start, ends)
+    if headers_count.max(initial=0) > _ROUNDS_MAX:
+        return columns_of_scan(scan(header, payload.tobytes()), payload)
+    headers = read_header_columns(data, headers_count, headers_start, ends)
     return RecordColumns(
         payload,
         _offsets(header, offset_deltas),
@@ -217,7 +218,7 @@ def _timestamps(header: BatchHeader, deltas: Ints) -> Ints:
     return times
 
 
-def read_header_columns(data: Bytes, payload: memoryview, counts: Ints, starts: Ints, ends: Ints) -> HeaderColumns:
+def read_header_columns(data: Bytes, counts: Ints, starts: Ints, ends: Ints) -> HeaderColumns:
     """Read all headers, and check that each record ends after its last one; raises CorruptRecordBatch."""
     if (counts < 0).any() or (2 * counts > ends - starts).any():  # a header takes two bytes: no name, no value
         raise CorruptRecordBatch("a record claims more headers than it has bytes, or less than none")
@@ -226,14 +227,9 @@ def read_header_columns(data: Bytes, payload: memoryview, counts: Ints, starts: 
     fields = np.empty((4, total), np.int32)
     at = starts.copy()
     rows = np.flatnonzero(counts)
-    for turn in range(_ROUNDS_MAX):
+    for turn in range(int(counts.max(initial=0))):
         rows = rows[counts[rows] > turn]
-        if not rows.size:
-            break
         at[rows] = _read_round(data, at[rows], ends[rows], fields, firsts[rows] + turn)
-    for row in rows[counts[rows] > _ROUNDS_MAX]:
-        todo = range(int(firsts[row]) + _ROUNDS_MAX, int(firsts[row] + counts[row]))
-        at[row] = _read_one(payload, int(at[row]), int(ends[row]), fields, todo)
     if (at != ends).any():
         raise CorruptRecordBatch(f"record {int((at != ends).argmax())} does not end behind its last field")
     return HeaderColumns(np.repeat(np.arange(len(counts), dtype=np.int32), counts), *fields)
@@ -250,23 +246,6 @@ def _read_round(data: Bytes, at: Ints, ends: Ints, fields: Positions, to: Ints) 
         fields[start_field + 1, to] = lengths
         at = at + np.maximum(lengths, 0)
     return at
-
-
-def _read_one(payload: memoryview, at: int, end: int, fields: Positions, todo: range) -> int:
-    record = payload[at:end].tobytes()
-    position = 0
-    try:
-        for index in todo:
-            for start_field, length_min in ((0, 0), (2, -1)):
-                length, position = read_varint(record, position)
-                if not length_min <= length <= len(record) - position:
-                    raise CorruptRecordBatch("a header's name or value is longer than its record")
-                fields[start_field, index] = at + position
-                fields[start_field + 1, index] = length
-                position += max(length, 0)
-    except IndexError:
-        raise CorruptRecordBatch("a record ends inside its headers") from None
-    return at + position
 
 
 def rows_of_columns(columns: RecordColumns, timestamp_type: TimestampType) -> RecordRows:

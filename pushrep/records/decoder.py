@@ -35,8 +35,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from pushrep.records.header import RECORD_BYTES_MIN, BatchHeader
-from pushrep.records.model import CorruptRecordBatch, Header, Record, TimestampType
+from pushrep.records.header import RECORD_BYTES_MIN, BatchHeader, CorruptRecordBatch, Header, Record, TimestampType
 from pushrep.records.varint import (
     VARINT_BYTES_MAX,
     VARLONG_BYTES_MAX,

@@ -27,7 +27,6 @@ Two fast paths give the same bytes (a property test holds them equal) where valu
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, repeat
 from operator import add
@@ -37,20 +36,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pushrep.errors import BadArgument
-from pushrep.records.batch import RecordBatch
-from pushrep.records.compression import compress
+from pushrep.records.batch import RecordBatch, compress
 from pushrep.records.header import (
     CRC_COVERS_FROM,
     HEADER_BYTES,
     LENGTH_ENDS_AT,
     MAGIC,
     BatchHeader,
+    Buffer,
+    Codec,
+    Header,
+    RecordTooLarge,
     crc32c,
-    crc32c_of_bytes,
+    crc32c_of,
     pack_covered,
     write_crc,
 )
-from pushrep.records.model import Buffer, Codec, Header, RecordTooLarge
 from pushrep.records.varint import SMALL_VARINTS, VARINTS, Ints, varint, varint_matrix, widths, zigzag
 
 NULL = varint(-1)
@@ -219,8 +220,7 @@ def pieces(data: Buffer, count: int) -> Field:
     return np.frombuffer(data, f"V{size}") if size else b""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """Records [start, end), whose time deltas and offset deltas have these widths in bytes."""
 
     start: int
@@ -370,7 +370,7 @@ def encode_alone(value: bytes, timestamp_ms: int) -> RecordBatch:
     length = VARINTS[len(_PLAIN_HEAD) + len(size) + count + 1]
     fields = pack_covered(0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)
     covered = b"".join((fields, length, _PLAIN_HEAD, size, value, NO_HEADERS))
-    crc = crc32c_of_bytes(covered)
+    crc = crc32c_of(covered)
     batch_length = len(covered) + CRC_COVERS_FROM - LENGTH_ENDS_AT
     header = BatchHeader._make((0, batch_length, 0, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1))
     return RecordBatch(bytearray(header.pack()[:CRC_COVERS_FROM] + covered), header)

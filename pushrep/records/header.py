@@ -1,4 +1,4 @@
-"""The 61 bytes before the records of a batch: read, checked and patched only here. Big-endian.
+"""What one record is, and the 61 bytes before the records of a batch: read, checked and patched only here. Big-endian.
 
      0            8          12           16     17    21          23
     | baseOffset | length   | leaderEpoch | magic | CRC | attributes |    length counts from byte 12 to the end
@@ -29,6 +29,7 @@ one by one takes 6 (docs/internals/benchmark-notes.md).
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,7 +37,69 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pushrep.records.model import Buffer, Codec, CorruptRecordBatch, TimestampType, UnsupportedCodec
+from pushrep.errors import PushrepError
+
+Header: TypeAlias = tuple[str, bytes | None]
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes in one piece."""
+
+
+class Codec(IntEnum):
+    """Compression of a batch's records; the numbers are Kafka's (attributes, bits 0-2)."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    """Who set the timestamps: the producer, or the log that appended the batch (attributes, bit 3)."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class Record(NamedTuple):
+    """One decoded record. `timestamp_ms` counts from 1970-01-01 UTC, -1 for none; null keys and values are None.
+
+    A tuple and not a dataclass: a reader makes millions, and tuples are built in C.
+    """
+
+    offset: int
+    timestamp_ms: int
+    timestamp_type: TimestampType
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+class CorruptRecordBatch(PushrepError):
+    """These bytes are no whole record batch v2: quarantine them or fetch them again; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"not a valid record batch: {reason}")
+        self.reason = reason
+
+
+class UnsupportedCodec(PushrepError):
+    """The batch is whole, but its attributes name compression `number`, which this version can't read: upgrade."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"compression {number} is unknown (0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd): upgrade the reader"
+        )
+        self.number = number
+
+
+class RecordTooLarge(PushrepError):
+    """A record or batch of `size` bytes exceeds `limit`: split it, or raise the limit where the message says so."""
+
+    def __init__(self, size: int, limit: int, setting: str = "batch_bytes_max") -> None:
+        super().__init__(f"{size} bytes exceed {setting} = {limit}: split the data or raise {setting}")
+        self.size, self.limit, self.setting = size, limit, setting
+
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _STAMP_OFFSET = struct.Struct(">q")
@@ -189,13 +252,8 @@ def write_crc(data: bytearray | memoryview, crc: int) -> None:
     _CRC.pack_into(data, CRC_AT, crc)
 
 
-def crc32c_of_bytes(data: bytes) -> int:
-    """The CRC-32C of all of `data`: for a few hundred bytes, where a view costs more than the sum."""
-    return int(google_crc32c.value(data))
-
-
-def crc32c_in_place(data: NDArray[np.uint8]) -> int:
-    """The CRC-32C of a whole view: for a caller that slices one view of many batches."""
+def crc32c_of(data: bytes | NDArray[np.uint8]) -> int:
+    """The CRC-32C of all of `data`: a view of many batches, or a few hundred bytes, where a view costs more."""
     return int(google_crc32c.value(data))
 
 
@@ -267,16 +325,7 @@ class BatchRun:
         return (self._of(slice(number, number + 1)) for number in range(len(self)))
 
     def _of(self, part: slice) -> "BatchRun":
-        return BatchRun(
-            self.position[part],
-            self.size_bytes[part],
-            self.base_offset[part],
-            self.last_offset[part],
-            self.leader_epoch[part],
-            self.max_timestamp_ms[part],
-            self.record_count[part],
-            self._headers[part],
-        )
+        return BatchRun(*(getattr(self, column)[part] for column in self.__slots__))
 
 
 def checked_run(data: Buffer, position: int, size_max: int) -> BatchRun:
@@ -340,7 +389,7 @@ def split_batches(data: Buffer, *, of_log: bool = True) -> SplitBatches:
         end = at + header.batch_length + LENGTH_ENDS_AT
         if end > size:
             return SplitBatches(placed, at, f"{size - at} bytes of {end - at}", is_cut=True, joins=joins)
-        crc = crc32c_in_place(raw[at + CRC_COVERS_FROM : end])
+        crc = crc32c_of(raw[at + CRC_COVERS_FROM : end])
         if crc != header.crc:
             why_not = f"CRC-32C is {crc:#010x}, the header says {header.crc:#010x}"
             return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)

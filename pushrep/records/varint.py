@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pushrep.records.model import CorruptRecordBatch
+from pushrep.records.header import CorruptRecordBatch
 
 TABLE_SIZE = 1 << 14
 VARINT_BYTES_MAX = 5

@@ -21,10 +21,11 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.replay.local import Counters, LocalReplays
-from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, parse_address
+from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, accepted, parse_address
 from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRefused, ReplayRequest, ReplaySettings
 from pushrep.replay.remote import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay, ReplayFailed
+from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
@@ -141,15 +142,21 @@ class ReplayClient(ClosedAtExit):
 
         This and the following raise ReplayRefused, and BadArgument for a directory: `pushrep log` keeps those.
         """
-        return self._node().extend(recording, leader_epoch)
+        node = self._node()
+        asked = wire.ExtendRequest(recording_id=node.id_of(recording), leader_epoch=leader_epoch)
+        return accepted(node.ask(asked, wire.ExtendResponse)).end_offset
 
     def truncate(self, recording: int | str, offset: int) -> int:
         """Cut a recording of a node at the batch that holds `offset`, ending replays above it; returns the new end."""
-        return self._node().truncate(recording, offset)
+        node = self._node()
+        asked = wire.TruncateRequest(recording_id=node.id_of(recording), offset=offset)
+        return accepted(node.ask(asked, wire.TruncateResponse)).end_offset
 
     def purge(self, recording: int | str, before_offset: int) -> int:
         """Remove the whole segments below `before_offset`; returns the recording's new start."""
-        return self._node().purge(recording, before_offset)
+        node = self._node()
+        asked = wire.PurgeRequest(recording_id=node.id_of(recording), before_offset=before_offset)
+        return accepted(node.ask(asked, wire.PurgeResponse)).log_start_offset
 
     def delete(self, recording: int | str, *, force: bool = False) -> Deletion:
         """Mark a recording as deleted (force: although replays run); its files are removed in the background:

@@ -297,11 +297,6 @@ class ReplayPlan:
     max_bytes_per_s: int | None = None
     epoch_before: int | None = None
 
-    @property
-    def follows(self) -> bool:
-        """Whether it follows the log."""
-        return self.end is None and self.records is None
-
 
 class Node(NamedTuple):
     """The other facts for a request. counters: names that may bound a replay."""

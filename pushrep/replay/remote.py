@@ -483,21 +483,21 @@ class RemoteReplays:
 
     def tip_of(self, recording: int | str, bound: str) -> int:
         """Where what comes from now on begins. Raises ReplayRefused."""
-        recording_id = self._id_of(recording)
+        recording_id = self.id_of(recording)
         if bound == "stable":
             tip = next((one.tip_offset for one in self._described("") if one.recording_id == recording_id), None)
             if tip is None:
                 raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
             return tip
         asked = request_to_wire(recording_id, ReplayRequest(recording_id, OFFSET_MAX, bound=bound))
-        response = self._ask(asked, wire.StartReplayResponse)  # no log has that offset: the refusal has its range
+        response = self.ask(asked, wire.StartReplayResponse)  # no log has that offset: the refusal has its range
         if response.error_code is not ErrorCode.INVALID_POSITION:
             raise ReplayRefused(response.error_code, response.error_message)
         return response.end_offset
 
     def replay(self, request: ReplayRequest) -> RemoteSession:
         """Start a session on a connection of its own, and subscribe to it. Raises ReplayRefused."""
-        recording_id = self._id_of(request.recording)
+        recording_id = self.id_of(request.recording)
         connection = NodeConnection(self._address, self._settings)
         try:
             response = started(connection, request_to_wire(recording_id, request))
@@ -508,8 +508,8 @@ class RemoteReplays:
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start a session without a subscriber. Raises ReplayRefused."""
-        recording_id = self._id_of(request.recording)
-        response = accepted(self._ask(request_to_wire(recording_id, request), wire.StartReplayResponse))
+        recording_id = self.id_of(request.recording)
+        response = accepted(self.ask(request_to_wire(recording_id, request), wire.StartReplayResponse))
         self._started[response.session_id] = (recording_id, request, response)
         return response.session_id
 
@@ -531,11 +531,11 @@ class RemoteReplays:
     def stop(self, session_id: int) -> None:
         """End a session; unknown ids, and those that are over, are fine."""
         self._started.pop(session_id, None)
-        self._ask(wire.StopReplayRequest(session_id=session_id), wire.StopReplayResponse)
+        self.ask(wire.StopReplayRequest(session_id=session_id), wire.StopReplayResponse)
 
     def stop_all(self, recording: int | str) -> int:
         """End all sessions of a recording; how many. Raises ReplayRefused."""
-        response = self._ask(wire.StopReplayRequest(recording_id=self._id_of(recording)), wire.StopReplayResponse)
+        response = self.ask(wire.StopReplayRequest(recording_id=self.id_of(recording)), wire.StopReplayResponse)
         if response.error_code is not ErrorCode.NONE:
             raise ReplayRefused(response.error_code, response.error_code.meaning)
         return response.stopped
@@ -551,26 +551,9 @@ class RemoteReplays:
         with self._lock:
             self._hang_up()
 
-    # ---- maintenance of recordings: all of it raises ReplayRefused (UNKNOWN_RECORDING for a name)
-
-    def extend(self, recording: int | str, leader_epoch: int) -> int:
-        """Let a stopped recording go on; returns at which offset."""
-        asked = wire.ExtendRequest(recording_id=self._id_of(recording), leader_epoch=leader_epoch)
-        return accepted(self._ask(asked, wire.ExtendResponse)).end_offset
-
-    def truncate(self, recording: int | str, offset: int) -> int:
-        """Cut it at the batch that holds `offset`; returns the new end."""
-        asked = wire.TruncateRequest(recording_id=self._id_of(recording), offset=offset)
-        return accepted(self._ask(asked, wire.TruncateResponse)).end_offset
-
-    def purge(self, recording: int | str, before_offset: int) -> int:
-        """Remove whole segments below `before_offset`; returns the new start."""
-        asked = wire.PurgeRequest(recording_id=self._id_of(recording), before_offset=before_offset)
-        return accepted(self._ask(asked, wire.PurgeResponse)).log_start_offset
-
     def delete(self, recording: int | str, *, force: bool) -> Deletion:
-        """Mark it as deleted; its files are removed in the background."""
-        recording_id = self._id_of(recording)
+        """Mark it as deleted; its files are removed in the background. Raises ReplayRefused."""
+        recording_id = self.id_of(recording)
         connection = NodeConnection(self._address, self._settings)
         try:
             asked = wire.DeleteRequest(recording_id=recording_id, force=force)
@@ -595,7 +578,7 @@ class RemoteReplays:
         self._running = {one for one in self._running if not one.is_over} | {session}
         return session
 
-    def _id_of(self, recording: int | str) -> int:
+    def id_of(self, recording: int | str) -> int:
         """The id of a recording given by id or name. Raises ReplayRefused."""
         if not isinstance(recording, str):
             return recording
@@ -619,13 +602,13 @@ class RemoteReplays:
         first = 0
         while True:
             asked = wire.DescribeRecordingsRequest(from_recording_id=first, topic=topic)
-            response = accepted(self._ask(asked, wire.DescribeRecordingsResponse))
+            response = accepted(self.ask(asked, wire.DescribeRecordingsResponse))
             yield from response.recordings
             if not response.has_more:
                 return
             first = response.recordings[-1].recording_id + 1
 
-    def _ask(self, request: Struct, answer: type[S]) -> S:
+    def ask(self, request: Struct, answer: type[S]) -> S:
         """Ask the node; if the idle connection was broken and the request may be repeated, reconnect once."""
         with self._lock:
             may_be_old = self._asking is not None and isinstance(request, _MAY_BE_REPEATED)

@@ -35,7 +35,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -230,20 +230,16 @@ class StartpointStore(ClosedAtExit):
         """Cancel every startpoint that is not over; returns their sequences."""
         return self._cancel_where(lambda _written: True, reason, author)
 
+    @changes
     def fan_out(self, consumer: str, topic: str, tasks: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], int]:
         """Give each task its own copy of what is pending for all tasks; returns sequences by (task, partition).
 
         One transaction: all copies or none. A task keeps what is newer of its own, and nobody gets a second copy, so
         doing it again after a crash, or with more tasks, adds only what is missing. Copies keep time, reason and age.
         """
+        if "" in tasks:
+            raise BadArgument("tasks", "a task has a name")
         readers = [Reader(consumer, topic, n, task) for task, numbers in sorted(tasks.items()) for n in sorted(numbers)]
-        for reader in readers:
-            if not reader.task:
-                raise BadArgument("tasks", "a task has a name")
-        return self._fan_out(readers)
-
-    @changes
-    def _fan_out(self, readers: Sequence[Reader]) -> dict[tuple[str, int], int]:
         copies: dict[tuple[str, int], int] = {}
         with self._transaction() as change:
             facts: list[Fact] = []

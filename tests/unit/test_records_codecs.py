@@ -6,7 +6,7 @@ import cramjam
 import pytest
 
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, encode_batch
-from pushrep.records.compression import compress, decompress
+from pushrep.records.batch import compress, decompress
 
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 DATA = bytes(range(256)) * 1_000
