@@ -320,38 +320,33 @@ class ReplicaState(NamedTuple):
         return self.grant.generation if self.grant else 0
 
 
-class RequestCheck(NamedTuple):
-    """A reason to refuse a request before its records are read."""
-
-    error: ErrorCode
-    refuses: Callable[[ReplicaState, AppendRecordsPartition], bool]
-
-
+RequestCheck: TypeAlias = tuple[ErrorCode, Callable[[ReplicaState, AppendRecordsPartition], bool]]
+"""A reason to refuse a request before its records are read: the answer, and whether it holds."""
 LEADER_CHECKS: tuple[RequestCheck, ...] = (
-    RequestCheck(
+    (
         ErrorCode.NOT_A_MEMBER,
         lambda state, request: state.grant is not None and owner_of(request.leader_epoch) not in state.grant.indexes,
     ),
-    RequestCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda state, request: request.leader_epoch < state.newest_epoch),
-    RequestCheck(
+    (ErrorCode.FENCED_LEADER_EPOCH, lambda state, request: request.leader_epoch < state.newest_epoch),
+    (
         ErrorCode.IMPOSSIBLE_EPOCH,  # without a grant a jump can't be measured
         lambda state, request: state.grant is not None and request.leader_epoch - state.newest_epoch > EPOCH_JUMP_MAX,
     ),
-    RequestCheck(ErrorCode.LOG_OFFLINE, lambda state, _: state.is_offline),
+    (ErrorCode.LOG_OFFLINE, lambda state, _: state.is_offline),
 )
 """The checks of identity. After these a newer leader epoch is accepted, durably, whatever the rest of the request."""
 
 SESSION_CHECKS: tuple[RequestCheck, ...] = (
-    RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),
-    RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: _is_stale(state.session, request)),
-    RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.is_whole),
-    RequestCheck(
+    (ErrorCode.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),
+    (ErrorCode.STALE_SESSION, lambda state, request: _is_stale(state.session, request)),
+    (ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.is_whole),
+    (
         ErrorCode.CORRUPT_MESSAGE,
         lambda _, request: not all(0 <= batch.leader_epoch <= request.leader_epoch for batch in request.batches),
     ),
     # No CRC covers a base offset or an epoch, so one that does not follow means a damaged header.
-    RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),
-    RequestCheck(ErrorCode.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
+    (ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),
+    (ErrorCode.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
 )
 """The checks of the content. After these the comparison with the log decides."""
 
@@ -404,9 +399,9 @@ def storage_error(state: ReplicaState) -> AppendRecordsResult:
 def _first_refusal(
     checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecordsPartition
 ) -> ErrorCode | None:
-    for check in checks:  # a generator would cost as much as the seven checks
-        if check.refuses(state, request):
-            return check.error
+    for error, refuses in checks:  # a generator would cost as much as the seven checks
+        if refuses(state, request):
+            return error
     return None
 
 

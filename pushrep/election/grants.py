@@ -28,7 +28,7 @@ stores a grant of a higher one sets its logs aside first, and begins anew as unf
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
@@ -460,51 +460,46 @@ class OfferedGrant(NamedTuple):
         return self.offered.epoch - self.newest_epoch > (EPOCH_JUMP_MAX if is_same_list else LIST_JUMP_MAX)
 
 
-class GrantCheck(NamedTuple):
-    """A reason to refuse a grant."""
-
-    error: ErrorCode
-    refuses: Callable[[OfferedGrant], bool]
-
-
-def _is_another_outbox(case: OfferedGrant) -> bool:
-    return case.kept is not None and any(
-        getattr(case.kept, name) != getattr(case.offered, name) for name in _FIXED_AT_CREATION
-    )
-
-
-def _are_rivals(case: OfferedGrant) -> bool:
-    return case.kept is not None and are_rivals(case.kept.generation, case.offered.generation)
-
-
-def _is_of_older_generation(case: OfferedGrant) -> bool:
-    return case.kept is not None and case.offered.generation < case.kept.generation
+GrantCheck: TypeAlias = tuple[ErrorCode, Callable[[OfferedGrant], bool]]
+"""A reason to refuse a grant: the answer, and whether it holds."""
 
 
 _FIXED_AT_CREATION = ("outbox_id", "topic_id", "topic", "partitions", "carrier")
 GENERATION_CHECKS: tuple[GrantCheck, ...] = (
-    GrantCheck(ErrorCode.INCONSISTENT_OUTBOX, _is_another_outbox),
-    GrantCheck(ErrorCode.INCONSISTENT_OUTBOX, _are_rivals),
-    GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, _is_of_older_generation),
+    (
+        ErrorCode.INCONSISTENT_OUTBOX,
+        lambda case: (
+            case.kept is not None
+            and any(getattr(case.kept, name) != getattr(case.offered, name) for name in _FIXED_AT_CREATION)
+        ),
+    ),
+    (
+        ErrorCode.INCONSISTENT_OUTBOX,
+        lambda case: case.kept is not None and are_rivals(case.kept.generation, case.offered.generation),
+    ),
+    (
+        ErrorCode.FENCED_LEADER_EPOCH,
+        lambda case: case.kept is not None and case.offered.generation < case.kept.generation,
+    ),
 )
 """The first checks; after them a grant that begins a generation is judged as if no grant was stored."""
 GRANT_CHECKS: tuple[GrantCheck, ...] = (
-    GrantCheck(ErrorCode.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
-    GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
-    GrantCheck(
+    (ErrorCode.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
+    (ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
+    (
         ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old list
         lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
     ),
-    GrantCheck(
+    (
         ErrorCode.FENCED_LEADER_EPOCH,  # the same of a hold, which a takeover would end
         lambda case: case.kept is not None and case.offered.hold_epoch < case.kept.hold_epoch,
     ),
-    GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
-    GrantCheck(
+    (ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
+    (
         ErrorCode.IMPOSSIBLE_EPOCH,  # one epoch has one grant
         lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
     ),
-    GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.jumps),
+    (ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.jumps),
 )
 """The checks, in this order; a grant that passes all is stored, on disk before the answer."""
 
@@ -519,7 +514,7 @@ def judge_grant(case: OfferedGrant) -> ErrorCode:
 
 
 def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> ErrorCode:
-    return next((check.error for check in checks if check.refuses(case)), ErrorCode.NONE)
+    return next((error for error, refuses in checks if refuses(case)), ErrorCode.NONE)
 
 
 def _contradiction(grant: Grant) -> str | None:

@@ -4,7 +4,7 @@
 
 `append` suspends while the buffer is full, and for one turn of the loop after 128 appends in a row.
 Appending runs in the loop's thread: it takes a microsecond and never touches the disk. The outbox's own threads write;
-awaiting.py brings their answers into the loop. Each call that opens, closes or flushes runs in a thread of its own.
+batch.py brings their answers into the loop. Each call that opens, closes or flushes runs in a thread of its own.
 """
 
 import asyncio
@@ -17,8 +17,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from filtering import StreamMetadata
 from pushrep.errors import BadArgument
-from pushrep.outbox.awaiting import call_in_loop
-from pushrep.outbox.batch import Receipt
+from pushrep.outbox.batch import Receipt, call_in_loop
 from pushrep.outbox.errors import BufferFull
 from pushrep.outbox.outbox import Outbox
 

@@ -7,16 +7,26 @@
 
 Columns other than `values` may be shorter than it: records beyond a column's end have the default (no key, no headers,
 the time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
+
+Awaiting receipts in an event loop takes no thread for each, and one wake-up of the loop for many batches:
+
+    task ─ await receipt ─▶ a future in `_waiting[batch]`        the batch is sealed at the end of the loop's iteration,
+                                                                 with everything that was appended in it
+    writer ─ batch decided ─▶ `_decided` ─ one call_soon_threadsafe ─▶ the loop resolves STEP futures an iteration
+
+The futures of one batch may be many thousands: they are resolved in steps, so that other tasks run in between.
 """
 
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
 from pushrep.env import Clock
@@ -25,6 +35,9 @@ from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
 from pushrep.outbox.positions import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Budget:
@@ -392,8 +405,6 @@ def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
     and, where ten thousand tasks wait, visits everything that they reference.
     """
     if not batch.decided:
-        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs a service without a loop
-
         loop = receipts_of_running_loop()
         future = loop.future_of(batch)
         try:
@@ -458,3 +469,103 @@ def _pad(column: list[Any], length: int, default: object) -> None:
 
 def _padded(column: list[Any], length: int, default: object) -> list[Any]:
     return column if len(column) == length else column + [default] * (length - len(column))
+
+
+STEP = 256  # futures resolved in one iteration: their tasks run in the next one, a few milliseconds at most
+
+
+class LoopReceipts:
+    """The batches that tasks of one event loop wait for. All but `_on_decided` runs in the loop's thread."""
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
+        self._loop = loop
+        self._waiting: dict[PendingBatch, dict[asyncio.Future[None], None]] = {}
+        self._to_seal: dict[PendingBatch, None] = {}
+        self._resolving: deque[asyncio.Future[None]] = deque()
+        self._lock = threading.Lock()  # guards `_decided` and `_is_called`
+        self._decided: list[PendingBatch] = []
+        self._is_called = False
+
+    def future_of(self, batch: PendingBatch) -> "asyncio.Future[None]":
+        """A future that is done once the batch is decided; the batch is not decided yet. A caller that stops waiting
+        calls `gave_up`. A plain future, no coroutine: with ten thousand waiting, each full garbage collection visits
+        every object.
+        """
+        future = self._loop.create_future()
+        futures = self._waiting.get(batch)
+        if futures is None:
+            batch.when_decided(partial(self._on_decided, batch))  # runs after the code below: it goes through the loop
+            futures = self._waiting[batch] = {}
+            if not self._to_seal:
+                self._loop.call_soon(self._seal)
+            self._to_seal[batch] = None
+        futures[future] = None
+        return future
+
+    def gave_up(self, batch: PendingBatch, future: "asyncio.Future[None]", error: BaseException) -> None:
+        """A cancelled wait does not stop the records: a note on the error says so."""
+        if (futures := self._waiting.get(batch)) is not None:
+            futures.pop(future, None)
+        import asyncio  # noqa: PLC0415 - loaded already by who awaits
+
+        if isinstance(error, asyncio.CancelledError):
+            error.add_note(
+                f"the record is on its way to {batch.appender.name} and may still be delivered: await its receipt again"
+            )
+
+    def _seal(self) -> None:
+        batches, self._to_seal = self._to_seal, {}
+        for batch in batches:
+            batch.appender.request_flush(batch)
+
+    def _on_decided(self, batch: PendingBatch) -> None:
+        """Runs in the thread that decides the batch."""
+        with self._lock:
+            self._decided.append(batch)
+            if self._is_called:
+                return
+            self._is_called = True
+        call_in_loop(self._loop, self._resolve)
+
+    def _resolve(self) -> None:
+        with self._lock:
+            decided, self._decided = self._decided, []
+            self._is_called = False
+        is_under_way = bool(self._resolving)
+        for batch in decided:
+            self._resolving.extend(self._waiting.pop(batch, ()))
+        if not is_under_way:
+            self._resolve_some()
+
+    def _resolve_some(self) -> None:
+        for _ in range(min(STEP, len(self._resolving))):
+            future = self._resolving.popleft()
+            if not future.done():
+                future.set_result(None)
+        if self._resolving:
+            self._loop.call_soon(self._resolve_some)
+
+
+def call_in_loop(loop: "asyncio.AbstractEventLoop", call: Callable[[], object]) -> None:
+    """Schedule `call` in the loop's thread. If the loop is closed, nobody waits in it, and nothing is called."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+_OF_LOOP: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopReceipts]" = WeakKeyDictionary()
+_OF_LOOP_LOCK = threading.Lock()
+
+
+def receipts_of_running_loop() -> LoopReceipts:
+    """Raises RuntimeError outside of a running asyncio (or uvloop) loop."""
+    import asyncio  # noqa: PLC0415 - it would cost a service without a loop
+
+    loop = asyncio.get_running_loop()
+    with _OF_LOOP_LOCK:
+        found = _OF_LOOP.get(loop)
+        if found is None:
+            found = _OF_LOOP[loop] = LoopReceipts(loop)
+        return found

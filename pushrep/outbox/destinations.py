@@ -49,7 +49,8 @@ def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
             end = log.log_end_offset
         at = known[name].partitions.get(partition)
         skip = checked_skip(Skip(partition, offset, reason, clock.wall_ms()), 0 if at is None else at[0], end)
-        write_progress(filesystem, path, known | {name: with_skip(known[name], skip)})
+        skipped = replace(known[name], skipped=(*known[name].skipped, skip))
+        write_progress(filesystem, path, known | {name: skipped})
         return skip
 
 
@@ -92,11 +93,6 @@ def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
     if not skip.reason.strip():
         raise BadArgument("reason", "say why the record is given up; it is kept with it")
     return skip
-
-
-def with_skip(progress: ShippingProgress, skip: Skip) -> ShippingProgress:
-    """The progress with the skip added."""
-    return replace(progress, skipped=(*progress.skipped, skip))
 
 
 def repartition(

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
@@ -59,7 +59,6 @@ from pushrep.outbox.partition_appender import (
     LingerTimer,
     PartitionAppender,
     Refusing,
-    RefusingAppenders,
     Shared,
     decided_by,
     flush_appenders,
@@ -305,13 +304,18 @@ class Outbox:
             on_state=on_state or (lambda _state, _why: None),
         )  # fmt: skip
 
-        def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> Outbox:
-            return cls.open(
+        opened: list[Outbox] = []
+
+        def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> tuple[Facts, Callable[[], None]]:
+            outbox = cls.open(
                 path, topic, granted.partitions, producer, replicas=others, kafka=kafka, durability=durability,
                 carrier=granted.carrier, health=health, config=config, filesystem=filesystem, clock=clock,
             )  # fmt: skip
+            opened.append(outbox)
+            return outbox.facts, outbox.close
 
-        return WaitingMember(asked, open_outbox).run()
+        WaitingMember(asked, open_outbox).run()
+        return opened[-1]
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,
@@ -469,7 +473,7 @@ class Outbox:
                 return
             self._closed = True
         closed = OutboxClosed(self.directory)
-        self._appenders = RefusingAppenders(lambda: OutboxClosed(self.directory))
+        self._appenders = cast("Mapping[int, PartitionAppender]", Refusing(lambda: OutboxClosed(self.directory)))
         for appender in self._all_appenders:
             appender.refuse(lambda: OutboxClosed(self.directory))
         deadline = monotonic() + self._settings.config.close_timeout_s
@@ -504,7 +508,8 @@ class Outbox:
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
-        self._appenders, self.facts = RefusingAppenders(self._forked), cast("Facts", Refusing(self._forked))
+        refusing: Any = Refusing(self._forked)
+        self._appenders = self.facts = refusing
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self.owner_pid, pid=os.getpid())
@@ -595,13 +600,8 @@ _child = 0  # the process of multiprocessing that ends by our finalizer
 
 
 def _close_if_forgotten(outbox: Outbox) -> None:
-    """See the file's map. Called when it is open."""
-    _OPEN.add(outbox)
-    _close_at_the_end_of_a_child()
-
-
-def _close_at_the_end_of_a_child() -> None:
     global _child  # noqa: PLW0603 - once a process
+    _OPEN.add(outbox)
     util, process = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "process"))
     if util is None or process is None or process.parent_process() is None or _child == os.getpid():
         return

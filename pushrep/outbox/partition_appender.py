@@ -7,7 +7,7 @@
 order. If a batch fails, everything behind it fails too: later records must not reach the log first. With acks=ALL a
 written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
 
-A closed or forked outbox has `RefusingAppenders` instead, which raise before they take a lock: a forked child has no
+A closed or forked outbox has `Refusing` instead, which raises before it takes a lock: a forked child has no
 writers, and any lock may have been held at the moment of the fork.
 
 All outboxes of a process share two kinds of threads: writers, which seal and write, and a timer, which ends lingering.
@@ -485,25 +485,14 @@ class PartitionAppender:
             batch.announce()
 
 
-class RefusingAppenders(dict[int, PartitionAppender]):
-    """Every look-up raises `refusal()`."""
-
-    def __init__(self, refusal: Callable[[], Exception]) -> None:
-        super().__init__()
-        self._refusal = refusal
-
-    def __getitem__(self, partition: int) -> PartitionAppender:
-        raise self._refusal()
-
-    def values(self) -> NoReturn:
-        raise self._refusal()
-
-
 class Refusing:
-    """Every access to an attribute raises `refusal()`."""
+    """Every look-up and every access to an attribute raises `refusal()`."""
 
     def __init__(self, refusal: Callable[[], Exception]) -> None:
         self._refusal = refusal
+
+    def __getitem__(self, partition: int) -> NoReturn:
+        raise self._refusal()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._refusal()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, StandbyElection
@@ -79,15 +79,7 @@ class WaitingStatus(Status):
         return {}
 
 
-class LeadingOutbox(Protocol):
-    """What a standby needs of the outbox that it opens."""
-
-    @property
-    def facts(self) -> Facts: ...
-    def close(self) -> None: ...
-
-
-_Outbox = TypeVar("_Outbox", bound=LeadingOutbox)
+OpenGranted = Callable[[Path, Sequence[str], Grant], tuple[Facts, Callable[[], None]]]
 OnState = Callable[[StandbyState, str], object]
 """Called with the state and the reason for it whenever either changes; it must not wait."""
 
@@ -139,12 +131,12 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
     return [one for one in found if one.kept.grant is not None]
 
 
-class WaitingMember(Generic[_Outbox]):
-    """One member that stands by. open_outbox(directory, the other members' addresses, grant) opens the granted
-    outbox.
+class WaitingMember:
+    """One member that stands by. open_outbox(directory, the other members' addresses, grant): opens the granted outbox;
+    its facts, and what closes it.
     """
 
-    def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], Grant], _Outbox]) -> None:
+    def __init__(self, asked: StandbyRequest, open_outbox: OpenGranted) -> None:
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.settings.config.takeover_times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
@@ -156,17 +148,17 @@ class WaitingMember(Generic[_Outbox]):
         self._found: GrantedMember | None = None
         self._follower: PositionsFollower | None = None
 
-    def run(self) -> _Outbox:
-        """Wait until it leads, and return the open outbox. Raises StandbyCancelled, CantStandBy, an opening's errors
+    def run(self) -> None:
+        """Wait until it leads, with the outbox open. Raises StandbyCancelled, CantStandBy, an opening's errors
         that do not pass.
         """
         try:
-            return self._run()
+            self._run()
         finally:
             self._stop_following()
             self._health.close()
 
-    def _run(self) -> _Outbox:
+    def _run(self) -> None:
         self._serve_health()
         self._notify("")
         while not self._asked.cancel.is_set():
@@ -176,12 +168,14 @@ class WaitingMember(Generic[_Outbox]):
             self._notify(why_not or "")
             if found is not None and why_not is None:
                 try:
-                    return self._take_over(found)
+                    self._take_over(found)
                 except CantStandBy:
                     raise
                 except _PASSES as error:
                     self._rules.on_refused(self._asked.clock.monotonic_ms())
                     self._notify(str(error))
+                else:
+                    return
             self._follow(found)
             self._asked.cancel.wait(_POLL_S)
         raise StandbyCancelled(self._asked.directory)
@@ -263,7 +257,7 @@ class WaitingMember(Generic[_Outbox]):
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
         return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
 
-    def _take_over(self, found: GrantedMember) -> _Outbox:
+    def _take_over(self, found: GrantedMember) -> None:
         asked, grant = self._asked, found.kept.grant
         config = asked.settings.config
         assert grant is not None, "it was looked at before"
@@ -285,30 +279,29 @@ class WaitingMember(Generic[_Outbox]):
                 # The leader by the grant only renews its lead; if another has a newer grant, it stores that and
                 # follows.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
-                standby = StandbyElection(self._why_not_take_over, asked.clock.wall_ms())
+                clock, why_not = asked.clock, self._rules.why_not_take_over
+                standby = StandbyElection(
+                    lambda shown: why_not(shown, clock.monotonic_ms(), clock.wall_ms()), clock.wall_ms()
+                )
                 patience_s = min(round_s(grant, election.index), config.open_timeout_s)
                 granted = election.run(purpose, patience_s, standby=standby)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
-            return self._opened(found.directory, granted)
+            self._open(found.directory, granted)
 
-    def _why_not_take_over(self, shown: Grant) -> str:
-        clock = self._asked.clock
-        return self._rules.why_not_take_over(shown, clock.monotonic_ms(), clock.wall_ms())
-
-    def _opened(self, directory: Path, granted: Grant) -> _Outbox:
+    def _open(self, directory: Path, granted: Grant) -> None:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
         self._health.close()  # from here on the outbox answers probes at the same address
         self._serves_health = False
-        outbox = self._open_outbox(directory, others, granted)
-        replication = outbox.facts.replication
-        if replication is None or not self._leads_soon(outbox.facts):
-            outbox.close()
+        facts, close = self._open_outbox(directory, others, granted)
+        replication = facts.replication
+        if replication is None or not self._leads_soon(facts):
+            close()
             if self._asked.cancel.is_set():
                 raise StandbyCancelled(self._asked.directory)
             raise cant_promote(directory, "too few members answered while it was opened")
         self._become(StandbyState.LEADING)
-        sink = outbox.facts.shipping.sink
+        sink = facts.shipping.sink
 
         def lost(why: Exception) -> None:
             self._become(StandbyState.DEPOSED, str(why))
@@ -316,7 +309,6 @@ class WaitingMember(Generic[_Outbox]):
                 sink.close()
 
         replication.resign_in_time(self._asked.settings.config.takeover_times, lost)
-        return outbox
 
     def _leads_soon(self, facts: Facts) -> bool:
         """Wait up to open_timeout_s: a member is asked again, as another standby may have its directory."""

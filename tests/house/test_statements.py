@@ -12,7 +12,7 @@ from tests.house.statements_page import PAGE, STATEMENTS, held_by, page
 NUMBERS = {"L": 5, "S": 5, "A": 3, "H": 2, "E": 3, "R": 2, "Q": 2}
 IDENTITY = {"A": 5, "C": 3, "M": 8, "O": 8, "P": 4, "T": 5}
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
-BEFORE_THE_TABLE = {check.error.name for check in (*LEADER_CHECKS, *SESSION_CHECKS)}
+BEFORE_THE_TABLE = {error.name for error, _ in (*LEADER_CHECKS, *SESSION_CHECKS)}
 REFUSALS = BEFORE_THE_TABLE | {ErrorCode.UNKNOWN_TOPIC_ID.name, ErrorCode.KAFKA_STORAGE_ERROR.name}
 
 

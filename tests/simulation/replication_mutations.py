@@ -25,7 +25,7 @@ class Mutation(NamedTuple):
 
 
 def without(checks, error):
-    return tuple(check for check in checks if check.error is not error)
+    return tuple(check for check in checks if check[0] is not error)
 
 
 def skip_the_epoch_check(patch):

@@ -14,7 +14,7 @@ from pushrep import AsyncOutbox, Outbox
 from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
-from pushrep.outbox.awaiting import STEP
+from pushrep.outbox.batch import STEP
 from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedDisk

@@ -254,8 +254,8 @@ def test_the_checks_come_in_the_contracts_order():
         changes, state_changes, error = REFUSALS[what]
         asked, kept = asked | changes, kept | state_changes
         assert result(effects(THREE, request(3, 1, **asked), **kept)).error_code is error, what
-    assert [check.error for check in SESSION_CHECKS][:2] == [ErrorCode.STALE_SESSION] * 2
-    assert LEADER_CHECKS[0].error is ErrorCode.NOT_A_MEMBER
+    assert [error for error, _ in SESSION_CHECKS][:2] == [ErrorCode.STALE_SESSION] * 2
+    assert LEADER_CHECKS[0][0] is ErrorCode.NOT_A_MEMBER
 
 
 def test_empty_requests_are_checked_as_well():
