@@ -277,7 +277,6 @@ class Candidate:
         return self._refuse(too_few)
 
     def _too_few(self, grant: Grant) -> TooFewMembers | None:
-        """Why the counting members are not enough to lead by the grant; None if they are."""
         counting = self._counting()
         return grant.too_few_to_lead(counting) if self._standby is None else grant.too_few_to_take_over(counting)
 

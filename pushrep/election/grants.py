@@ -28,7 +28,7 @@ stores a grant of a higher one sets its logs aside first, and begins anew as unf
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
@@ -300,15 +300,12 @@ class Grant(Struct):
         changed = {member.index for member in members} ^ {member.index for member in self.members}
         if len(changed) > 1:
             raise BadGrant(f"members change one at a time, not {sorted(changed)}")
-        return replace(
-            self,
-            epoch=epoch,
-            members_epoch=epoch,
+        return self._changed(
+            epoch,
             members=members,
             min_insync_replicas=min_insync_replicas or default_min_insync(len(members)),
             previous_members=self.members,
             previous_min_insync_replicas=self.min_insync_replicas,
-            accepted_loss="",
         )
 
     def with_directory(self, epoch: int, index: int, directory_id: UUID) -> "Grant":
@@ -346,7 +343,7 @@ class Grant(Struct):
 
     def _naming(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
         members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
-        return replace(self, epoch=epoch, members_epoch=epoch, members=members, accepted_loss="")
+        return self._changed(epoch, members=members)
 
     def forced(  # noqa: PLR0913 - what a loss changes
         self,
@@ -378,14 +375,11 @@ class Grant(Struct):
 
     def settled(self, epoch: int) -> "Grant":
         """The next grant, with the new list alone; allowed once `may_settle`."""
-        return replace(
-            self,
-            epoch=epoch,
-            members_epoch=epoch,
-            previous_members=(),
-            previous_min_insync_replicas=0,
-            accepted_loss="",
-        )
+        return self._changed(epoch, previous_members=(), previous_min_insync_replicas=0)
+
+    def _changed(self, epoch: int, **changes: Any) -> "Grant":
+        """The next grant with other lists: its epoch is their `members_epoch`."""
+        return replace(self, epoch=epoch, members_epoch=epoch, accepted_loss="", **changes)
 
 
 def next_ballot(index: int, highest_seen: int) -> int:
@@ -518,7 +512,6 @@ def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> ErrorC
 
 
 def _contradiction(grant: Grant) -> str | None:
-    """Why the grant contradicts itself; None if it does not."""
     if not 0 <= grant.epoch <= EPOCH_MAX or owner_of(grant.epoch) != grant.leader:
         return f"epoch {grant.epoch} is not member {grant.leader}'s to take"
     if grant.members_epoch > grant.epoch:

@@ -227,7 +227,6 @@ class ControlServer(ClosedAtExit):
             copy.close()
 
     def _accept(self) -> None:
-        """Accept a connection, and answer its calls in its own thread."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:  # the client hung up
@@ -267,7 +266,6 @@ class ControlServer(ClosedAtExit):
 
 
 def _answer(line: bytes, calls: Calls) -> bytes:
-    """The answer to a question. Raises CallRefused."""
     question = _object_in(line)
     version, name, arguments = question.get("version"), question.get("call"), question.get("arguments", {})
     if version != VERSION:

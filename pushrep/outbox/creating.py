@@ -128,7 +128,6 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
 
 
 def _prepared(directory: Path, first: Grant) -> UUID | None:
-    """Make the member's directory, with an id of its own and empty logs."""
     held = LogDirectory.acquire(directory)
     try:
         held.settle_id()

@@ -9,14 +9,11 @@ Every record carries 20 bytes of metadata as its key or a header, so that a read
 `metadata`, or this outbox's PID, the partition and the record's own log offset.
 """
 
-import _thread
 import atexit
 import logging
 import os
 import sys
 import threading
-import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -188,25 +185,48 @@ class Outbox:
             outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
             serve_control(outbox._resources, outbox.facts, filesystem)
             try:
-                facts = outbox.facts  # not the outbox: the servers must not keep it from being collected
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
-                    outbox._resources.callback(HealthServer(health, lambda: status_of(facts)).close)
+                    outbox._resources.callback(HealthServer(health, outbox.status).close)
             except BaseException:
                 outbox.close()
                 raise
             return outbox
 
     def _subscribe(self, filesystem: Filesystem) -> None:
-        """React to what shipping and replication find. No callback holds the outbox, which may be collected."""
-        sink, replication, itself = self.facts.shipping.sink, self.facts.replication, weakref.ref(self)
+        """React to what shipping and replication find."""
+        sink, replication = self.facts.shipping.sink, self.facts.replication
         if replication is not None:
-            replication.on_identity = partial(_show_identity, itself)
+            replication.on_identity = self._show_identity
         if sink is not None:
-            sink.state.when_head_was_cut(partial(_begin_pid_epoch, itself, self._all_appenders, filesystem))
+            sink.state.when_head_was_cut(partial(self._begin_pid_epoch, filesystem))
         if sink is not None and self._settings.config.on_diverged is OnDiverged.REFUSE:
-            sink.when_diverged(partial(_refuse_appends, self._all_appenders))
+            sink.when_diverged(self._refuse_appends)
+
+    def _refuse_appends(self, refusal: Exception) -> None:
+        """Records appended before are still written."""
+        for appender in self._all_appenders:
+            appender.refuse(lambda: refusal)
+
+    def _begin_pid_epoch(self, filesystem: Filesystem, why: str) -> None:
+        """Batches that are sealed from now on have another PID. With replicas only from the next opening on: the grant
+        has the PID epoch.
+        """
+        try:
+            identity = leap_epoch(filesystem, self.directory, self.identity, why)
+        except OSError as error:
+            _LOG.error("%s: another PID can't be written down: %s", self.directory, error)
+            return
+        if self.facts.replication is not None:
+            _LOG.warning("%s has replicas, so its new PID begins with its next opening", self.directory)
+            return
+        self._show_identity(identity)
+        for appender in self._all_appenders:
+            appender.change_pid(identity.pid)
+
+    def _show_identity(self, identity: OutboxIdentity) -> None:
+        self.identity, self.pid = identity, identity.pid
 
     @classmethod
     def open_slot(  # noqa: PLR0913 - as `open`
@@ -472,6 +492,7 @@ class Outbox:
             if self._closed:
                 return
             self._closed = True
+        _OPEN.discard(self)
         closed = OutboxClosed(self.directory)
         self._appenders = cast("Mapping[int, PartitionAppender]", Refusing(lambda: OutboxClosed(self.directory)))
         for appender in self._all_appenders:
@@ -493,18 +514,9 @@ class Outbox:
         finally:
             raise_unseen_failure(self._all_appenders)  # lost records matter more than a slow close
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def pending_records(self) -> int:
         """How many records were appended and are not decided yet."""
         return sum(len(batch.values) for batch in pending_in(self._all_appenders))
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
-            _collected(self, self.facts.settings.config.close_timeout_s)
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
@@ -552,50 +564,11 @@ class Outbox:
         ) from None
 
 
-def _refuse_appends(appenders: Iterable[PartitionAppender], refusal: Exception) -> None:
-    """Records appended before are still written. Takes the appenders, not the outbox, which may be collected."""
-    for appender in appenders:
-        appender.refuse(lambda: refusal)
-
-
-def _begin_pid_epoch(
-    opened: "weakref.ref[Outbox]", appenders: Sequence[PartitionAppender], filesystem: Filesystem, why: str
-) -> None:
-    """Batches that are sealed from now on have another PID. With replicas only from the next opening on: the grant has
-    the PID epoch.
-    """
-    outbox = opened()
-    if outbox is None:
-        return
-    try:
-        identity = leap_epoch(filesystem, outbox.directory, outbox.identity, why)
-    except OSError as error:
-        _LOG.error("%s: another PID can't be written down: %s", outbox.directory, error)
-        return
-    if outbox.facts.replication is not None:
-        _LOG.warning("%s has replicas, so its new PID begins with its next opening", outbox.directory)
-        return
-    _show_identity(opened, identity)
-    for appender in appenders:
-        appender.change_pid(identity.pid)
-
-
-def _show_identity(opened: "weakref.ref[Outbox]", identity: OutboxIdentity) -> None:
-    if (outbox := opened()) is not None:
-        outbox.identity, outbox.pid = identity, identity.pid
-
-
-_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
-"""Outboxes that nobody closed: what they still hold is written when the program ends, or when they are collected.
-
-    interpreter exits      atexit, in the main thread     each is closed within its close_timeout_s    WARNING, or ERROR
-    multiprocessing        a finalizer of that module: its children end by os._exit, without atexit       as above
-    garbage collected      a thread of its own            the same; its lock is free then              ResourceWarning
-
-The collector may run in any thread at any allocation, in one that holds a lock of the outbox, too: so nothing is waited
-for there. A process that is killed, or itself calls os._exit, gets nothing of this.
+_OPEN: set[Outbox] = set()
+"""What a program does not close is closed when it ends, within its close_timeout_s: by atexit, in the main thread; in a
+child of multiprocessing, which ends by os._exit without atexit, by a finalizer of that module. A process that is
+killed, or itself calls os._exit, gets nothing of this.
 """
-_BEING_CLOSED: "dict[threading.Event, float]" = {}  # by collected ones' threads: done, the seconds that it may take
 _child = 0  # the process of multiprocessing that ends by our finalizer
 
 
@@ -609,54 +582,20 @@ def _close_if_forgotten(outbox: Outbox) -> None:
     util.Finalize(None, _close_at_exit, exitpriority=0)
 
 
-def _collected(outbox: Outbox, close_timeout_s: float) -> None:
-    """It is being garbage-collected open. Raises nothing but a ResourceWarning that is an error."""
-    _OPEN.discard(outbox)
-    done = threading.Event()
-    _BEING_CLOSED[done] = close_timeout_s
-    try:
-        _thread.start_new_thread(_close_in_thread, (outbox, done))  # threading's own start waits, and takes locks
-    except RuntimeError:  # the interpreter is ending
-        del _BEING_CLOSED[done]
-        return
-    warnings.warn(f"the outbox in {outbox.directory} was not closed: {_HINT}", ResourceWarning, 2, source=outbox)
-
-
-def _close_in_thread(outbox: Outbox, done: threading.Event) -> None:
-    try:
-        outbox.close()
-    except Exception:  # noqa: BLE001 - there is no caller to raise it to
-        _LOG.exception("the outbox in %s was not closed, and what it held", outbox.directory)
-    finally:
-        done.set()
-        del _BEING_CLOSED[done]
-
-
 def _close_at_exit() -> None:
     for outbox in list(_OPEN):
-        if outbox.is_closed or outbox.owner_pid != os.getpid():
+        if outbox.owner_pid != os.getpid():
             continue
-        records = outbox.pending_records()
+        records, was_open = (
+            outbox.pending_records(),
+            f"the outbox in {outbox.directory} was still open when the program ended",
+        )
         try:
             outbox.close()
         except Exception as error:  # noqa: BLE001 - the other outboxes are to be closed, too
-            _LOG.error(
-                "the outbox in %s was still open when the program ended, and %d records waited: %s; %s",
-                outbox.directory,
-                records,
-                error,
-                _HINT,
-            )
+            _LOG.error("%s, and %d records waited: %s; %s", was_open, records, error, _HINT)
         else:
-            _LOG.warning(
-                "the outbox in %s was still open when the program ended: closed now, with %d records that waited; %s",
-                outbox.directory,
-                records,
-                _HINT,
-            )
-    for done, limit_s in list(_BEING_CLOSED.items()):
-        done.wait(limit_s + 1)
+            _LOG.warning("%s: closed now, with %d records that waited; %s", was_open, records, _HINT)
 
 
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_BEING_CLOSED.clear)  # these threads stayed in the parent

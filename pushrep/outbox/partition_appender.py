@@ -207,7 +207,6 @@ class PartitionAppender:
         return batch
 
     def _linger(self, batch: PendingBatch | None) -> None:
-        """Let a new batch wait for more records for `linger_ms`."""
         if batch is not None and self._settings.config.linger_ms == 0:
             self._request_flush(batch)
         elif batch is not None:
@@ -353,7 +352,6 @@ class PartitionAppender:
         return True
 
     def _write(self, round_: list[PendingBatch]) -> None:
-        """Append the round's batches, flush once if the outbox promises it, and decide them all."""
         replicas = self._replicas
         if replicas is not None and (refusal := replicas.refusal()) is not None:
             self._decide(round_, [], 0, refusal, 0)

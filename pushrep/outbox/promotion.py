@@ -475,7 +475,6 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
 
 
 def _check_none_newer(grant: Grant, answers: Mapping[int, MemberAnswer]) -> None:
-    """Raise RivalGenerations or NotLeader if a member shows a grant that this one does not replace."""
     for answer in answers.values():
         if answer.grant is not None and (why_not := why_outranked(grant, answer.grant)) is not None:
             raise why_not
@@ -497,7 +496,6 @@ def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[
 
 
 def _original_of(election: Election) -> UUID | None:
-    """Which directory this one is a copy of; None for an original."""
     found, _ = read_directory_id(election.state_store.directory, election.state_store.filesystem)
     return found.copy_of[-1] if found is not None and found.is_copy else None
 

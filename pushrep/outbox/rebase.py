@@ -136,7 +136,6 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     known: Mapping[str, ShippingProgress],
     clock: Clock,
 ) -> ShippingProgress:
-    """The progress with the plan in it, and the progress after the plan."""
     facts = look_at_topic(destination, topic)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start instead of being refused.

@@ -501,7 +501,6 @@ class Replication:
         return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
 
     def _first(self) -> Grant:
-        """The first grant of an outbox that nobody has led yet."""
         identity, epoch = self._identity, next_ballot(self._identity.member, -1)
         return Grant(
             outbox_id=UUID(identity.outbox_id),
@@ -518,7 +517,6 @@ class Replication:
         )
 
     def _renewal(self, base: Grant, epoch: int) -> Grant:
-        """The grant again, with the current addresses and PID epoch."""
         addresses = dict(self._identity.replicas)
         members = tuple(replace(one, address=addresses.get(one.index) or one.address) for one in base.members)
         pid_epoch = max(base.pid_epoch, self._identity.pid_epoch)
