@@ -21,7 +21,6 @@ from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity, was_cut
-from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, start_shipping
@@ -43,10 +42,6 @@ class Opened:
     shipping: Shipping
     certificates: Callable[[], dict[str, int | None]]
     """When each certificate expires, by its use: the loaded ones, and the one that the health server would load now."""
-
-    def replicas_of(self, log: SegmentLog) -> PartitionReplicas | None:
-        """The replicas of the log's partition; None without replicas."""
-        return None if self.replication is None else self.replication.appenders.get(log.partition)
 
 
 def open_all(  # noqa: PLR0913 - what is opened, and by what

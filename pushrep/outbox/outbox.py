@@ -101,7 +101,10 @@ class Outbox:
         at_once = SYNCS_AT_ONCE if settings.durability is Durability.FLUSHED else BUFFERED_AT_ONCE
         self._threads = disk_threads(filesystem, directory, at_once)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._threads.submit, linger_timer.opened)
-        self._all_appenders = [PartitionAppender(log, shared, store, opened.replicas_of(log)) for log, store in logs]
+        replicas = {} if replication is None else replication.appenders
+        self._all_appenders = [
+            PartitionAppender(log, shared, store, replicas.get(log.partition)) for log, store in logs
+        ]
         self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
         self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
@@ -311,19 +314,13 @@ class Outbox:
         min_insync_replicas that is no majority, or worker slots (`open_slot`), and `OutboxDiffers`; and what `open`
         raises that waiting does not change.
         """
-        from pushrep.outbox.standby import StandbyRequest, WaitingMember, refuse_standby  # noqa: PLC0415 - the wire
+        from pushrep.outbox.standby import WaitingMember, refuse_standby  # noqa: PLC0415 - the wire
 
         home = checked_path("directory", directory)
         refuse_standby(home, config)
         settings = OutboxSettings(kafka=kafka, durability=durability, health=health, config=config)
         count, word = partitions if partitions is not None else 1, carrier if carrier is not None else "key"
         new_identity(producer=producer, topic=topic, partitions=count, carrier=word)  # refuses nonsense before it waits
-        asked = StandbyRequest(
-            directory=home, topic=topic, partitions=partitions, carrier=carrier, settings=settings,
-            filesystem=filesystem, clock=clock, cancel=cancel or threading.Event(),
-            on_state=on_state or (lambda _state, _why: None),
-        )  # fmt: skip
-
         opened: list[Outbox] = []
 
         def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> tuple[Facts, Callable[[], None]]:
@@ -334,7 +331,11 @@ class Outbox:
             opened.append(outbox)
             return outbox.facts, outbox.close
 
-        WaitingMember(asked, open_outbox).run()
+        WaitingMember(
+            directory=home, topic=topic, partitions=partitions, carrier=carrier, settings=settings,
+            filesystem=filesystem, clock=clock, cancel=cancel or threading.Event(),
+            on_state=on_state or (lambda _state, _why: None), open_outbox=open_outbox,
+        ).run()  # fmt: skip
         return opened[-1]
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns

@@ -84,24 +84,6 @@ OnState = Callable[[StandbyState, str], object]
 """Called with the state and the reason for it whenever either changes; it must not wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyRequest:
-    """The arguments of `Outbox.stand_by`.
-
-    partitions, carrier: None for the grant's. cancel: when it is set, it waits no longer.
-    """
-
-    directory: Path
-    topic: str
-    partitions: int | None
-    carrier: str | None
-    settings: OutboxSettings
-    filesystem: Filesystem
-    clock: Clock
-    cancel: threading.Event
-    on_state: OnState
-
-
 def refuse_standby(directory: Path, config: OutboxConfig) -> None:
     """Refuse worker slots, and a number of members that the grant has. Raises BadArgument, CantStandBy."""
     if slot_directories(directory) or directory in slot_directories(directory.parent):
@@ -131,15 +113,28 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
     return [one for one in found if one.kept.grant is not None]
 
 
+@dataclass(kw_only=True)
 class WaitingMember:
-    """One member that stands by. open_outbox(directory, the other members' addresses, grant): opens the granted outbox;
-    its facts, and what closes it.
+    """One member that stands by, by the arguments of `Outbox.stand_by`.
+
+    partitions, carrier: None for the grant's. cancel: when it is set, it waits no longer. open_outbox(directory, the
+    other members' addresses, grant): opens the granted outbox; its facts, and what closes it.
     """
 
-    def __init__(self, asked: StandbyRequest, open_outbox: OpenGranted) -> None:
-        self._asked, self._open_outbox = asked, open_outbox
-        self._rules = Standby(asked.settings.config.takeover_times, random.randrange)
-        self._heard_ms = asked.clock.monotonic_ms()
+    directory: Path
+    topic: str
+    partitions: int | None
+    carrier: str | None
+    settings: OutboxSettings
+    filesystem: Filesystem
+    clock: Clock
+    cancel: threading.Event
+    on_state: OnState
+    open_outbox: OpenGranted
+
+    def __post_init__(self) -> None:
+        self._rules = Standby(self.settings.config.takeover_times, random.randrange)
+        self._heard_ms = self.clock.monotonic_ms()
         """When the node last had contact with the leader, by its last answer; before any answer: now."""
         self._shown = self._why = ""
         self._health = ExitStack()  # the health server
@@ -161,7 +156,7 @@ class WaitingMember:
     def _run(self) -> None:
         self._serve_health()
         self._notify("")
-        while not self._asked.cancel.is_set():
+        while not self.cancel.is_set():
             self._serve_health_again()
             found = self._found = self._find()
             why_not = self._rules.why_not_look(self._seen(found))
@@ -172,20 +167,20 @@ class WaitingMember:
                 except CantStandBy:
                     raise
                 except _PASSES as error:
-                    self._rules.on_refused(self._asked.clock.monotonic_ms())
+                    self._rules.on_refused(self.clock.monotonic_ms())
                     self._notify(str(error))
                 else:
                     return
             self._follow(found)
-            self._asked.cancel.wait(_POLL_S)
-        raise StandbyCancelled(self._asked.directory)
+            self.cancel.wait(_POLL_S)
+        raise StandbyCancelled(self.directory)
 
     def _follow(self, found: GrantedMember | None) -> None:
         """Read the logs' positions while it waits, so that opening takes less time."""
         if self._follower is None and found is not None and found.kept.grant is not None:
             topic, count, carrier = found.kept.grant.topic, found.kept.grant.partitions, found.kept.grant.carrier
             logs = [found.directory / log_name(topic, n) for n in range(count)]
-            self._follower = PositionsFollower(logs, carrier, self._asked.filesystem, self._asked.clock)
+            self._follower = PositionsFollower(logs, carrier, self.filesystem, self.clock)
 
     def _stop_following(self) -> None:
         if self._follower is not None:
@@ -194,15 +189,14 @@ class WaitingMember:
 
     def _find(self) -> GrantedMember | None:
         """The directory of the granted outbox of this topic. Raises CantStandBy if there are two, OutboxDiffers."""
-        asked = self._asked
         found = [
             (one, one.kept.grant)
-            for one in members_at(asked.directory, asked.filesystem)
-            if one.kept.grant is not None and (one.directory == asked.directory or one.kept.grant.topic == asked.topic)
+            for one in members_at(self.directory, self.filesystem)
+            if one.kept.grant is not None and (one.directory == self.directory or one.kept.grant.topic == self.topic)
         ]
         if len(found) > 1:
             named = ", ".join(str(one.directory) for one, _ in found)
-            raise CantStandBy(f"there are several outboxes of topic {asked.topic}: name one of {named}")
+            raise CantStandBy(f"there are several outboxes of topic {self.topic}: name one of {named}")
         if not found:
             return None
         one, grant = found[0]
@@ -211,17 +205,16 @@ class WaitingMember:
 
     def _check_same(self, kept_in: Path, grant: Grant) -> None:
         """Refuse before taking the lead what `open` would refuse afterwards."""
-        asked = self._asked
         for setting, stored, got in (
-            ("topic", grant.topic, asked.topic),
-            ("partitions", grant.partitions, asked.partitions),
-            ("carrier", grant.carrier, asked.carrier),
+            ("topic", grant.topic, self.topic),
+            ("partitions", grant.partitions, self.partitions),
+            ("carrier", grant.carrier, self.carrier),
         ):
             if got not in {None, stored}:
                 raise OutboxDiffers(kept_in, setting, stored=stored, got=got)
 
     def _seen(self, found: GrantedMember | None) -> Seen:
-        clock, contact_age_ms = self._asked.clock, self._contact_age_ms()
+        clock, contact_age_ms = self.clock, self._contact_age_ms()
         if found is None:
             return Seen(clock.monotonic_ms(), None, NO_MEMBER, None)
         return Seen(
@@ -235,8 +228,8 @@ class WaitingMember:
 
     def _contact_age_ms(self) -> int | None:
         """Ask the node and tell it this standby's state. If it does not answer: its last answer plus the time since."""
-        now_ms, home = self._asked.clock.monotonic_ms(), self._asked.directory
-        if self._found is not None or not self._asked.filesystem.exists(home / REPLICA_EPOCH_NAME):
+        now_ms, home = self.clock.monotonic_ms(), self.directory
+        if self._found is not None or not self.filesystem.exists(home / REPLICA_EPOCH_NAME):
             home = (home if self._found is None else self._found.directory).parent
         outbox_id = NOT_MADE if self._found is None else self._found.outbox_id
         why = self._why[:_WHY_CHARACTERS]
@@ -252,14 +245,14 @@ class WaitingMember:
         return now_ms - self._heard_ms
 
     def _why_unfit(self, found: GrantedMember) -> str:
-        limits = self._asked.settings.config.log_config.disk_limits
-        usage = self._asked.filesystem.usage(found.directory)
+        limits = self.settings.config.log_config.disk_limits
+        usage = self.filesystem.usage(found.directory)
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
         return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
 
     def _take_over(self, found: GrantedMember) -> None:
-        asked, grant = self._asked, found.kept.grant
-        config = asked.settings.config
+        grant = found.kept.grant
+        config = self.settings.config
         assert grant is not None, "it was looked at before"
         self._stop_following()
         with handed_over(found.directory, found.outbox_id) as contact:
@@ -270,8 +263,8 @@ class WaitingMember:
                 leader_alive_ms=min(LEADER_ALIVE_MS, config.takeover_after_ms),
                 push=config.push,
                 log_config=config.log_config,
-                filesystem=asked.filesystem,
-                clock=asked.clock,
+                filesystem=self.filesystem,
+                clock=self.clock,
             ) as election:
                 kept = election.state_store.kept.grant
                 if kept is not None and kept.rank > grant.rank:  # it was stored after this one looked
@@ -279,7 +272,7 @@ class WaitingMember:
                 # The leader by the grant only renews its lead; if another has a newer grant, it stores that and
                 # follows.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
-                clock, why_not = asked.clock, self._rules.why_not_take_over
+                clock, why_not = self.clock, self._rules.why_not_take_over
                 standby = StandbyElection(
                     lambda shown: why_not(shown, clock.monotonic_ms(), clock.wall_ms()), clock.wall_ms()
                 )
@@ -293,12 +286,12 @@ class WaitingMember:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
         self._health.close()  # from here on the outbox answers probes at the same address
         self._serves_health = False
-        facts, close = self._open_outbox(directory, others, granted)
+        facts, close = self.open_outbox(directory, others, granted)
         replication = facts.replication
         if replication is None or not self._leads_soon(facts):
             close()
-            if self._asked.cancel.is_set():
-                raise StandbyCancelled(self._asked.directory)
+            if self.cancel.is_set():
+                raise StandbyCancelled(self.directory)
             raise cant_promote(directory, "too few members answered while it was opened")
         self._become(StandbyState.LEADING)
         sink = facts.shipping.sink
@@ -308,19 +301,19 @@ class WaitingMember:
             if sink is not None:
                 sink.close()
 
-        replication.resign_in_time(self._asked.settings.config.takeover_times, lost)
+        replication.resign_in_time(self.settings.config.takeover_times, lost)
 
     def _leads_soon(self, facts: Facts) -> bool:
         """Wait up to open_timeout_s: a member is asked again, as another standby may have its directory."""
-        until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.settings.config.open_timeout_s
-        while leading_state(facts)[0] is LeadingState.LOOKING and self._asked.clock.monotonic_ms() < until_ms:
-            if self._asked.cancel.wait(_POLL_S):
+        until_ms = self.clock.monotonic_ms() + 1000 * self.settings.config.open_timeout_s
+        while leading_state(facts)[0] is LeadingState.LOOKING and self.clock.monotonic_ms() < until_ms:
+            if self.cancel.wait(_POLL_S):
                 break
-        return leading_state(facts)[0] is LeadingState.LEADING and not self._asked.cancel.is_set()
+        return leading_state(facts)[0] is LeadingState.LEADING and not self.cancel.is_set()
 
     def _serve_health(self) -> None:
-        """Answer probes while it stands by: alive, and not ready."""
-        if (settings := self._asked.settings.health) is None:
+        """Answer probes while it stands by: alive, and not ready. Raises BadArgument, OSError."""
+        if self._serves_health or (settings := self.settings.health) is None:
             return
         from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
@@ -328,7 +321,7 @@ class WaitingMember:
             state = self._rules.state.value
             certificates = {} if settings.cert is None else {"health": settings.expires_s()}
             return WaitingStatus(
-                directory=str(self._asked.directory),
+                directory=str(self.directory),
                 certificates=certificates,
                 why=f"{state}: {self._why}" if self._why else state,
             )
@@ -337,16 +330,14 @@ class WaitingMember:
         self._serves_health = True
 
     def _serve_health_again(self) -> None:
-        """Answer probes again after opening an outbox failed. If another process has the address, stand by without, and
-        try again at each look.
+        """After opening an outbox failed. If another process has the address, it stands by without, and tries again at
+        each look.
         """
-        if self._serves_health:
-            return
         try:
             self._serve_health()
         except (BadArgument, OSError) as error:
             if str(error) != self._why_silent:
-                _LOG.warning("%s: it answers no probes: %s", self._asked.directory, error)
+                _LOG.warning("%s: it answers no probes: %s", self.directory, error)
             self._why_silent = str(error)
 
     def _become(self, state: StandbyState, why: str = "") -> None:
@@ -360,9 +351,9 @@ class WaitingMember:
         if shown == self._shown:
             return
         self._shown = shown
-        _LOG.info("%s: %s%s", self._asked.directory, state.value, f": {why}" if why else "")
+        _LOG.info("%s: %s%s", self.directory, state.value, f": {why}" if why else "")
         try:
-            self._asked.on_state(state, why)
+            self.on_state(state, why)
         except Exception:  # noqa: BLE001 - the caller's code
             _LOG.exception("on_state failed for the state %s", state.value)
         self._contact_age_ms()  # tells the node, which shows it
