@@ -346,7 +346,12 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
     ),
     # No CRC covers a base offset or an epoch, so one that does not follow means a damaged header.
     (ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),
-    (ErrorCode.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
+    (
+        ErrorCode.INVALID_REQUEST,  # a log that begins anew without records needs its epoch's start
+        lambda _, request: (
+            request.restart and not request.batches and request.append_offset < request.epoch_start_offset
+        ),
+    ),
 )
 """The checks of the content. After these the comparison with the log decides."""
 
@@ -354,11 +359,6 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
 def _is_stale(newest: ReplicaSession, request: AppendRecordsPartition) -> bool:
     asked = (request.leader_epoch, request.session_id)
     return asked < newest[:2] or (asked == newest[:2] and newest.is_over)
-
-
-def _begins_without_its_epoch(request: AppendRecordsPartition) -> bool:
-    """A log that begins anew without records needs its epoch's start."""
-    return request.restart and not request.batches and request.append_offset < request.epoch_start_offset
 
 
 def follow(

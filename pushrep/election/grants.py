@@ -110,11 +110,6 @@ class Hold(Struct):
     until_ms: TimeMs
     reason: str
 
-    @property
-    def length_ms(self) -> int:
-        """Its whole length."""
-        return self.until_ms - self.since_ms
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Destination(Struct):

@@ -283,7 +283,8 @@ class PartitionLeader:
         if reaction.step is Step.IGNORE:
             return []
         if reaction.step is Step.ADVANCE:
-            return [*self._join(replica), *self._moved(), *self._push_if_behind(progress)]
+            behind = [Push(replica)] if progress.next_offset < self.log.log_end_offset else []
+            return [*self._join(replica), *self._moved(), *behind]
         if reaction.reason is not None:
             ended = SessionEnded(replica, session, reaction.reason, reaction.is_alarm)
             return [ended, *self._leave(replica, too_slow=False)]
@@ -398,6 +399,3 @@ class PartitionLeader:
 
     def _push_to_all(self) -> list[LeaderEffect]:
         return [Push(replica) for replica, progress in sorted(self._sessions.items()) if progress.is_live]
-
-    def _push_if_behind(self, progress: ReplicaProgress) -> list[LeaderEffect]:
-        return [Push(progress.replica)] if progress.next_offset < self.log.log_end_offset else []

@@ -163,7 +163,10 @@ class Standby:
             left_ms = pause_ms if is_here else _left_ms(takeover.ms, pause_ms, wall_ms)
             self._takeover, self._paused_until_ms = takeover, now_ms + left_ms
         if hold is not None and (self._hold is None or hold > self._hold):
-            self._hold, self._held_until_ms = hold, now_ms + _left_ms(hold.since_ms, hold.length_ms, wall_ms)
+            self._hold, self._held_until_ms = (
+                hold,
+                now_ms + _left_ms(hold.since_ms, hold.until_ms - hold.since_ms, wall_ms),
+            )
 
     def _why_held(self, now_ms: int) -> str:
         if self._hold is not None and now_ms < self._held_until_ms:

@@ -213,7 +213,7 @@ class AsyncOutbox:
         while True:
             freed = loop.create_future()
             # Registered before the attempt, so that memory freed in between is noticed.
-            self.outbox.when_bytes_freed(partial(call_in_loop, loop, partial(_resolve, freed)))
+            self.outbox.facts.budget.when_given(partial(call_in_loop, loop, partial(_resolve, freed)))
             try:
                 return append()
             except BufferFull:

@@ -300,11 +300,7 @@ class PendingBatch:
 
     def drop_records(self) -> None:
         """Free the records of a decided batch, which its receipts may outlive for long."""
-        self.values = []
-        self.keys = []
-        self.headers = []
-        self.timestamps_ms = []
-        self.runs = []
+        self.values, self.keys, self.headers, self.timestamps_ms, self.runs = [], [], [], [], []
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the batch is decided, sealing it at once if it lingers. False after `timeout` seconds."""

@@ -176,8 +176,9 @@ class RecordRules:
             if name == METADATA_HEADER and not self._carries_key:
                 continue
             value = _as_bytes(argument, value)
-            if not name.isascii():
-                _check_utf8(argument, name)  # else sealing fails, and others' records with it
+            if not name.isascii() and name != name.encode(errors="replace").decode():
+                # Else sealing fails, and others' records with it.
+                raise RecordRefused(argument, f"the name {name!r} is no text that UTF-8 can carry")
             size += _HEADER_BYTES + _CHARACTER_BYTES * len(name) + len(value or b"")
             kept.append((name, value))
         return tuple(kept), size
@@ -203,13 +204,6 @@ def _as_bytes(argument: str, value: object) -> bytes | None:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}")
-
-
-def _check_utf8(argument: str, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise RecordRefused(argument, f"the name {name!r} is no text that UTF-8 can carry") from None
 
 
 def _timestamp(argument: str, timestamp_ms: object) -> int:

@@ -91,7 +91,7 @@ class OutboxIdentity:
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
             raise BadArgument("producer", "give the application's name, the same at every start")
-        if not _is_utf8(self.producer):
+        if self.producer != self.producer.encode(errors="replace").decode():
             raise BadArgument("producer", f"{self.producer!r} is no text that UTF-8 can carry")
         if not isinstance(self.topic, str) or not is_topic(self.topic):
             raise BadArgument("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
@@ -111,14 +111,6 @@ class OutboxIdentity:
             destination=self.outbox_id,
             epoch=self.pid_epoch,
         )
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def new_identity(  # noqa: PLR0913 - what is fixed

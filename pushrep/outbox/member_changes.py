@@ -25,7 +25,7 @@ its records matter more.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -176,7 +176,9 @@ def _add(
     learners = replication.learners
     index = next((index for index, at in learners.items() if at == address), None)
     if index is None:
-        index = _free_index(grant, learners)
+        index = max(grant.next_index, *(1 + one for one in learners), 0)
+        if index >= BALLOT_STRIDE:
+            raise CommandRefused(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
         replication.push_to(index, address)
     trouble = "" if (leading := replication.leading) is None else leading.troubles().get(index, "")
     if ErrorCode.MEMBER_TWICE.name in trouble:
@@ -293,13 +295,6 @@ def _why_not_in_the_place_of(replaced: int, known: Member) -> str:
         f"{known.address} is member {known.index} already, so the list would only become shorter. If that is meant, or "
         f"was added for it before: pushrep replica remove DIRECTORY {replaced}. Nothing was changed"
     )
-
-
-def _free_index(grant: Grant, learners: Iterable[int]) -> int:
-    index = max(grant.next_index, *(1 + one for one in learners), 0)
-    if index >= BALLOT_STRIDE:
-        raise CommandRefused(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
-    return index
 
 
 def _changing(grant: Grant) -> int:

@@ -551,10 +551,6 @@ class Outbox:
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
 
-    def when_bytes_freed(self, call: Callable[[], object]) -> None:
-        """Call `call()` once, in the thread that next frees memory; it must neither wait nor raise."""
-        self._budget.when_given(call)
-
     def _count_refused(self, error: PushrepError) -> None:
         with self._refused_lock:
             self._refused[type(error).__name__] += 1
