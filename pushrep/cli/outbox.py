@@ -78,11 +78,6 @@ def outbox() -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("topic")
 @click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    help="Refuse an outbox that was made with another number of partitions.  [default: take what it has]",
-)
-@click.option(
     "--producer",
     default="pushrep-run",
     show_default=True,
@@ -118,7 +113,7 @@ def outbox() -> None:
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, topic: str, partitions: int | None, producer: str,
+    directory: Path, topic: str, producer: str,
     takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
     health: str | None, tls: MutualTls | None, log_config: LogConfig,
     command: tuple[str, ...],
@@ -158,7 +153,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         while not stop.is_set():
             lost.clear()
             outbox = Outbox.stand_by(
-                directory, topic, partitions, producer,
+                directory, topic, None, producer,
                 on_state=on_state, cancel=stop, kafka=kafka, health=probed, config=settings,
             )  # fmt: skip
             with outbox:
