@@ -227,7 +227,6 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
 
 _REMEDIES = {
     FindingKind.DAMAGE: "pushrep log repair",
-    FindingKind.EPOCH: "pushrep log repair",
     FindingKind.JOINT: "restore the file, or pushrep log repair",
     FindingKind.END: "pushrep log repair",
     FindingKind.SEAL: "pushrep log repair",

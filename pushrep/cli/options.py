@@ -180,7 +180,7 @@ def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
 
 
 def named_logs(directory: Path, name: str) -> list[tuple[str, int]]:
-    """Topic and number of each log that `name` means. Raises ClickException, NotALogDirectory."""
+    """Topic and number of each log that `name` means. Raises ClickException, NotALog."""
     _refuse_log(directory)
     logs = readable_logs(directory)
     chosen = [log for log in logs if log[0] == name] or [log for log in logs if is_named(log, name)]
@@ -190,7 +190,7 @@ def named_logs(directory: Path, name: str) -> list[tuple[str, int]]:
 
 
 def log_paths(directory: Path, name: str | None) -> list[Path]:
-    """The paths of these logs; without a name, of all. Raises ClickException, NotALog, NotALogDirectory."""
+    """The paths of these logs; without a name, of all. Raises ClickException, NotALog."""
     _refuse_log(directory)
     return logs_at(directory) if name is None else [log_at(directory, *log) for log in named_logs(directory, name)]
 

@@ -53,7 +53,7 @@ def recording_of(text: str) -> int | str:
 
 
 def recordings_of(where: str, text: str) -> list[int | str]:
-    """The recording; in a directory each log that the text names. Raises ClickException, NotALogDirectory."""
+    """The recording; in a directory each log that the text names. Raises ClickException, NotALog."""
     recording = recording_of(text)
     if isinstance(recording, str) and Path(where).is_dir():
         return [shown_name(*log) for log in named_logs(Path(where), recording)]

@@ -19,7 +19,7 @@ import click
 
 from pushrep.cli.common import DURATION, parse_duration_s, parse_time_ms, why_missing
 from pushrep.kafka.destination import read_properties
-from pushrep.log import LogReader, NotALogDirectory, SegmentLog
+from pushrep.log import LogReader, NotALog, SegmentLog
 from pushrep.log.directory_files import log_at, parse_shown_name, readable_logs
 from pushrep.log.errors import InvalidLogName
 from pushrep.startpoints import (
@@ -88,7 +88,7 @@ def partitions_of(directory: Path, topic: str) -> list[int]:
     """The partitions of the topic that have logs in the directory; empty if there is no such directory."""
     try:
         return [partition for name, partition in readable_logs(directory) if name == topic]
-    except NotALogDirectory:
+    except NotALog:
         return []
 
 

@@ -10,11 +10,11 @@ from pushrep.env.filesystem import (
     RealFilesystem,
     Watch,
     WholeSync,
+    file_size,
     put_in_place,
     read_whole,
     write_atomic,
     write_beside,
-    write_whole,
 )
 from pushrep.env.network import (
     READABLE,
@@ -69,11 +69,11 @@ __all__ = [
     "Threads",
     "Watch",
     "WholeSync",
+    "file_size",
     "put_in_place",
     "read_whole",
     "refuse_in_forks",
     "shared_by_process",
     "write_atomic",
     "write_beside",
-    "write_whole",
 ]

@@ -45,7 +45,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
@@ -192,8 +192,6 @@ _EVENTS_BYTES = 4096
 _WATCHES_MAX = 32
 """The most watches in one process: a user has 128 for all programs."""
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
 
 class Watch(Protocol):
     """See the file's map. `fileno`: of a descriptor that is readable once something was written since `has_changed`."""
@@ -245,12 +243,12 @@ class Inotify:
 
 def watch_directory(path: Path) -> Inotify | None:
     """A watch; None where the system has none, or no more: the caller has to look now and then."""
-    if not Inotify.has_room() or not hasattr(_LIBC, "inotify_init1"):
+    if not Inotify.has_room() or not hasattr(_libc(), "inotify_init1"):
         return None
-    descriptor = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         return None
-    if _LIBC.inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)) < 0:
+    if _libc().inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)) < 0:
         os.close(descriptor)
         return None
     return Inotify(descriptor)
@@ -496,8 +494,9 @@ class RealFilesystem:
         finally:
             os.close(fd)
 
-    def whole_sync(self, directory: Path) -> WholeSync | None:
-        return whole_sync(directory)
+    whole_sync = staticmethod(whole_sync)
+    watch = staticmethod(watch_directory)
+    witness = staticmethod(real_witness)
 
     def lock(self, path: Path) -> File:
         file = RealFile(_open_plain(path, create=True, writable=True), path)
@@ -526,16 +525,10 @@ class RealFilesystem:
         finally:
             os.close(fd)
 
-    def watch(self, directory: Path) -> Watch | None:
-        return watch_directory(directory)
-
     def usage(self, path: Path) -> DiskUsage:
         found = os.statvfs(path)
         used_blocks = found.f_blocks - found.f_bfree
         return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)
-
-    def witness(self, path: Path) -> FileWitness | None:
-        return real_witness(path)
 
 
 def mostly_hole(size: int, missing: int) -> str:
@@ -613,26 +606,18 @@ def _named(error: OSError, path: Path) -> OSError:
 
 def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) -> None:
     """Replace `path` by these bytes; a crash leaves the old file or the new one (temp, sync, rename, sync the name)."""
-    write_whole(filesystem, path, b"".join(bytes(p) for p in parts))
-    filesystem.sync_directory(path.parent)
-
-
-def write_whole(filesystem: Filesystem, path: Path, data: bytes) -> None:
-    """The same, but that the caller syncs the directory."""
-    write_beside(filesystem, path, data)
+    write_beside(filesystem, path, b"".join(bytes(p) for p in parts))
     put_in_place(filesystem, path)
+    filesystem.sync_directory(path.parent)
 
 
 def write_beside(filesystem: Filesystem, path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write the new content of `path` under a temporary name, for `put_in_place`. sync: bring it to disk."""
-    file = filesystem.open(_temporary(path), create=True)
-    try:
+    with closing(filesystem.open(_temporary(path), create=True)) as file:
         file.truncate(0)
         file.write_at(data, 0)
         if sync:
             file.sync()
-    finally:
-        file.close()
 
 
 def put_in_place(filesystem: Filesystem, path: Path) -> None:
@@ -650,12 +635,19 @@ def read_whole(filesystem: Filesystem, path: Path, size_max: int) -> bytes | Non
         file = filesystem.open(path, writable=False)
     except FileNotFoundError:
         return None
-    try:
+    with closing(file):
         if (size := file.size()) > size_max:
             raise OSError(errno.EFBIG, f"{size} bytes where at most {size_max} are expected", str(path))
         return file.read_at(size, 0)
-    finally:
-        file.close()
+
+
+def file_size(filesystem: Filesystem, path: Path) -> int | None:
+    """Bytes of a file; None if it is not there, or no file. Raises OSError."""
+    try:
+        with closing(filesystem.open(path, writable=False)) as file:
+            return file.size()
+    except (FileNotFoundError, IsADirectoryError):
+        return None
 
 
 REAL_FILESYSTEM: Filesystem = RealFilesystem()

@@ -7,7 +7,6 @@ list_logs(directory)                                the partitions in a director
 
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.directory_files import list_logs, parse_log_name
-from pushrep.log.disk_space import DiskAboveLimit
 from pushrep.log.errors import (
     AppendFailed,
     BelowHighWatermark,
@@ -15,8 +14,6 @@ from pushrep.log.errors import (
     CorruptBatch,
     CorruptLog,
     CorruptPartitionMetadata,
-    DerivedStoreFailed,
-    EpochOutOfPlace,
     InvalidLogName,
     LeaseBroken,
     LogClosed,
@@ -26,15 +23,12 @@ from pushrep.log.errors import (
     LogPoisoned,
     NoRoomToCut,
     NotALog,
-    NotALogDirectory,
     OffsetOutOfRange,
-    OffsetsExhausted,
     StillNeeded,
 )
 from pushrep.log.reader import Isolation, LogReader
 from pushrep.log.recovery import Cut, RecoveryReport
-from pushrep.log.retention import Lease
-from pushrep.log.secondary_indexes import DerivedStore
+from pushrep.log.retention import DerivedStore, Lease
 from pushrep.log.segment_log import SegmentLog
 
 __all__ = [
@@ -47,10 +41,7 @@ __all__ = [
     "CorruptPartitionMetadata",
     "Cut",
     "DerivedStore",
-    "DerivedStoreFailed",
-    "DiskAboveLimit",
     "Durability",
-    "EpochOutOfPlace",
     "InvalidLogName",
     "Isolation",
     "Lease",
@@ -64,9 +55,7 @@ __all__ = [
     "LogReader",
     "NoRoomToCut",
     "NotALog",
-    "NotALogDirectory",
     "OffsetOutOfRange",
-    "OffsetsExhausted",
     "RecoveryReport",
     "SegmentLog",
     "StillNeeded",

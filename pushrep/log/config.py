@@ -44,7 +44,7 @@ class AppendResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskLimits:
-    """Percentages and free bytes of the file system, the `disk_*` of LogConfig; disk_space.py says what each does."""
+    """Percentages and free bytes of the file system, the `disk_*` of LogConfig; disk.py says what each does."""
 
     warn_percent: int = 75
     pressed_percent: int = 85

@@ -27,9 +27,10 @@ with a whole batch would be part of the log at the next opening, and is copied.
 
 import errno
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
-from pushrep.env import File, Filesystem
+from pushrep.env import File, Filesystem, file_size
 from pushrep.log.directory_files import (
     CUT_SUFFIX,
     INDEX_SUFFIX,
@@ -58,7 +59,7 @@ def move_aside(
     remove_seals(filesystem, directory, bases)
     for base in sorted(bases, reverse=True):
         path = segment_path(directory, base)
-        size = _size(filesystem, path)
+        size = file_size(filesystem, path) or 0
         size_bytes += size
         if size and keep:
             target = free_name(filesystem, path.with_name(path.name + suffix))
@@ -97,7 +98,7 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
     path = path.with_name(f"{path.name}.{position}{suffix}")
     target = free_name(filesystem, path)
     for kept in taken_names(filesystem, path):
-        if _holds(filesystem, kept, file, position, end):
+        if holds_range(filesystem, kept, file, position, end):
             return kept.name  # made by a cut that was stopped before it changed the log
     part = path.with_name(path.name + PART_SUFFIX)
     try:
@@ -114,27 +115,21 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
 
 
 def _copy(filesystem: Filesystem, target: Path, file: File, position: int, end: int) -> None:
-    copy = filesystem.open(target, create=True)
-    try:
+    with closing(filesystem.open(target, create=True)) as copy:
         copy.truncate(0)
         for start, data in _pieces(file, position, end):
             if data.count(0) != len(data):  # else a hole
                 copy.write_at(data.rstrip(b"\0"), start - position)
         copy.truncate(end - position)
         copy.sync()
-    finally:
-        copy.close()
 
 
-def _holds(filesystem: Filesystem, kept: Path, file: File, position: int, end: int) -> bool:
-    """Whether `kept` has just these bytes."""
-    other = filesystem.open(kept, writable=False)
-    try:
+def holds_range(filesystem: Filesystem, kept: Path, file: File, position: int, end: int) -> bool:
+    """Whether the file `kept` has just the bytes [position, end) of `file`."""
+    with closing(filesystem.open(kept, writable=False)) as other:
         return other.size() == end - position and all(
             other.read_at(len(data), start - position) == data for start, data in _pieces(file, position, end)
         )
-    finally:
-        other.close()
 
 
 def _pieces(file: File, position: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -220,14 +215,11 @@ class TailBackup:
 
     def _write(self, data: bytes, position: int) -> None:
         """Write; the bytes and the file's final size are on disk when this returns."""
-        target = self._filesystem.open(self._moving, create=True)
-        try:
+        with closing(self._filesystem.open(self._moving, create=True)) as target:
             target.truncate(max(target.size(), self._file.size() - self._position))
             if target.read_at(len(data), position) != data:  # an earlier opening may have written it
                 target.write_at(data, position)
             target.sync()
-        finally:
-            target.close()
 
     def _no_room(self, error: OSError) -> NoRoomToCut:
         return NoRoomToCut(self._path, 2 * _PIECE_BYTES_MIN, error)
@@ -260,7 +252,7 @@ def end_moves(filesystem: Filesystem, directory: Path, names: Iterable[str]) -> 
     going_on = []
     for name, (segment, position) in moved_from(names).items():
         path = directory / segment
-        if filesystem.exists(path) and _size(filesystem, path) > position:
+        if (file_size(filesystem, path) or 0) > position:
             going_on.append(name)
         else:
             _rename(filesystem, directory / name, directory / name.removesuffix(MOVING_SUFFIX))
@@ -272,11 +264,3 @@ def _rename(filesystem: Filesystem, moving: Path, final: Path) -> str:
     filesystem.rename(moving, target)
     filesystem.sync_directory(target.parent)
     return target.name
-
-
-def _size(filesystem: Filesystem, path: Path) -> int:
-    file = filesystem.open(path, writable=False)
-    try:
-        return file.size()
-    finally:
-        file.close()

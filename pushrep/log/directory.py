@@ -4,7 +4,7 @@
                /.pushrep_cleanshutdown      clean marker       (directory_files.py)
                /*-offset-checkpoint         checkpoints        (directory_files.py)
                /.pushrep_published          for readers        (published.py)
-               /.pushrep_reserve            blocks held back   (disk_space.py)
+               /.pushrep_reserve            blocks held back   (disk.py)
                /directory-id.json           of an outbox's     (directory_id.py)
                /<topic>-<n>/                a log
 
@@ -12,7 +12,7 @@
                others share the instance                                                   marker, unlock
 
 The marker's lines and checkpoints of logs that are not opened are kept unchanged: no other process writes these logs
-while this one holds the lock. Attaching a log removes its line, and only `close_clean` adds it again; after a crash
+while this one holds the lock. Attaching a log removes its line, and only `close` adds it again; after a crash
 there is no marker, and every log counts as unclean.
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
 
@@ -20,7 +20,7 @@ Locking, in this order: the registry's, _write_lock (files), _lock (fields; neve
 
     <directory>/<topic>-<n>/                        all made, then <directory> synced once
                    /partition.metadata.tmp       ┐  contents of all of them: one sync of the file system, or each
-                   /leader-epoch-checkpoint.tmp  ┘  synced, beside the others (disk_threads.py)
+                   /leader-epoch-checkpoint.tmp  ┘  synced, beside the others (disk.py)
                    /partition.metadata           ┐
                    /00000000000000000000.*       │  in this order; then the names, in the same way
                    /leader-epoch-checkpoint      ┘
@@ -84,7 +84,7 @@ from pushrep.log.directory_files import (
     LOG_SUFFIX,
     PARTITION_METADATA_NAME,
     TIME_INDEX_SUFFIX,
-    BadCheckpoint,
+    BadLogFile,
     CheckpointFile,
     CleanLog,
     compacted_logs,
@@ -111,11 +111,10 @@ from pushrep.log.directory_id import (
     settled_id,
     write_directory_id,
 )
-from pushrep.log.disk_space import DiskHeadroom, DiskWatch
-from pushrep.log.disk_threads import ManyFiles
+from pushrep.log.disk import DiskHeadroom, DiskWatch, ManyFiles
 from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
-from pushrep.log.published import LogEnds, PublishedEntry, PublishedFile, PublishedState
+from pushrep.log.published import LogOffsets, PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.records.header import OFFSET_MAX
@@ -148,7 +147,7 @@ def read_given_up(directory: Path, names: set[str], filesystem: Filesystem) -> d
     try:
         data = read_bounded(path, filesystem)
         return decode_checkpoint(data) if data is not None else {}
-    except BadCheckpoint as error:
+    except BadLogFile as error:
         _LOG.warning("%s is damaged, so every log here may have given up offsets: %s", path, error)
         return {name: OFFSET_MAX for name in names if is_log_name(name)}
 
@@ -304,7 +303,7 @@ class LogDirectory:
 
         Symbolic links are followed first (`is_real`: they were), so two names share it. Each needs a `release`.
         copy_check: False: the first caller does not check whether the directory is a copy.
-        Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
+        Raises LogLocked with the other process's pid, NotALog for a file or a place that can't be written.
         """
         real = Path(path if is_real else os.path.realpath(path))
         key = (id(filesystem), str(real))
@@ -696,7 +695,7 @@ class DirectoryView:
         """How many bytes one log's newest file may be allocated ahead of its data."""
         return self._directory.ahead_bytes_max()
 
-    def publish(self, ends: LogEnds, leader_epoch: int) -> None:
+    def publish(self, ends: LogOffsets, leader_epoch: int) -> None:
         """Publish these offsets to readers in other processes: no system call, about a microsecond."""
         if self._closed or self._directory.forked:
             self._check_open()
@@ -748,15 +747,10 @@ class DirectoryView:
         """The same in the background, in `delay_ms` or later."""
         self._directory.sync_checkpoints_soon(delay_ms)
 
-    def close_clean(self, clean: CleanLog) -> None:
-        """The log is closed and every byte of it is flushed; the directory's last release lists it in the marker."""
-        self._close(clean)
-
-    def close_unclean(self) -> None:
-        """The log is closed while poisoned or damaged, or its opening failed: it stays out of the marker."""
-        self._close(None)
-
-    def _close(self, clean: CleanLog | None) -> None:
+    def close(self, clean: CleanLog | None = None) -> None:
+        """The log is closed. clean: every byte of it is flushed, and the directory's last release lists it in the
+        marker; None: it is poisoned or damaged, or its opening failed.
+        """
         self._check_open()
         self._directory.detach(self.name, clean)
         self._closed = True

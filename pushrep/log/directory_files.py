@@ -88,11 +88,12 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 import google_crc32c
@@ -109,13 +110,14 @@ from pushrep.env import (
     write_atomic,
 )
 from pushrep.errors import checked_path
-from pushrep.log.disk_threads import ManyFiles
-from pushrep.log.errors import CompactedLog, CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
+from pushrep.log.disk import ManyFiles
+from pushrep.log.errors import CompactedLog, CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALog
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
 from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
 
 _LOG = logging.getLogger("pushrep.log")
+_T = TypeVar("_T")
 
 _NAME = re.compile(r"([a-zA-Z0-9._-]+)-(0|[1-9][0-9]{0,9})")
 
@@ -160,7 +162,7 @@ def is_topic(topic: str) -> bool:
 
 
 def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
-    """(topic, partition) of every log in a directory of logs, sorted; by their names alone. Raises NotALogDirectory.
+    """(topic, partition) of every log in a directory of logs, sorted; by their names alone. Raises NotALog.
 
     Takes no lock and opens nothing: a log counts when its name is there.
     """
@@ -168,7 +170,7 @@ def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -
     try:
         names = filesystem.list(directory)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotALogDirectory(directory, error.strerror or "no such directory") from error
+        raise NotALog(directory, error.strerror or "no such directory") from error
     return sorted(parse_log_name(name) for name in names if is_log_name(name))
 
 
@@ -202,8 +204,8 @@ CLEANER_CHECKPOINT_NAME = "cleaner-offset-checkpoint"
 """Made by brokers only, for the logs that their cleaner has compacted."""
 
 
-class BadCheckpoint(ValueError):
-    """The bytes are no checkpoint; for `read_checkpoint` the file then counts as absent."""
+class BadLogFile(ValueError):
+    """The bytes are no checkpoint, or no seal; mostly the file then counts as absent."""
 
 
 def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
@@ -215,18 +217,18 @@ def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> dict[str, int]:
-    """{name of the log: offset} of a file that we or Kafka wrote. Raises BadCheckpoint."""
+    """{name of the log: offset} of a file that we or Kafka wrote. Raises BadLogFile."""
     lines = split_lines(data, _VERSION)
     if lines and lines[-1].startswith(CRC_TOPIC):
         crc_at = len(data) - len(lines[-1]) - 1
         if data[crc_at:] != _checkpoint_crc(data[:crc_at]):
-            raise BadCheckpoint("its CRC does not match")
+            raise BadLogFile("its CRC does not match")
         lines.pop()
     offsets: dict[str, int] = {}
     for line in lines:
         name, offset = _checkpoint_entry(line)
         if name in offsets:
-            raise BadCheckpoint(f"{name} is listed twice")
+            raise BadLogFile(f"{name} is listed twice")
         offsets[name] = offset
     return offsets
 
@@ -239,12 +241,17 @@ def read_checkpoint(
 
 
 def _read_offsets(path: Path, filesystem: Filesystem) -> dict[str, int]:
+    return _decoded(path, filesystem, decode_checkpoint) or {}
+
+
+def _decoded(path: Path, filesystem: Filesystem, decode: Callable[[bytes], _T]) -> _T | None:
+    """The content of a small file; None if it is absent or bad, which is logged as a warning."""
     try:
         data = read_bounded(path, filesystem)
-        return decode_checkpoint(data) if data is not None else {}
-    except BadCheckpoint as error:
+        return decode(data) if data is not None else None
+    except BadLogFile as error:
         _LOG.warning("%s counts as absent: %s", path, error)
-        return {}
+        return None
 
 
 def compacted_logs(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int]:
@@ -266,46 +273,46 @@ def write_checkpoint(
 
 
 def read_bounded(path: Path, filesystem: Filesystem) -> bytes | None:
-    """The bytes of a small file, None if it is absent. Raises BadCheckpoint for one that is far too large."""
+    """The bytes of a small file, None if it is absent. Raises BadLogFile for one that is far too large."""
     try:
         return read_whole(filesystem, path, FILE_BYTES_MAX)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise BadCheckpoint(error.strerror) from error
+            raise BadLogFile(error.strerror) from error
         raise
 
 
 def split_lines(data: bytes, version: int) -> list[str]:
     """The entry lines of a text file of version, count and entries, as Kafka's `CheckpointFile` writes it.
 
-    Raises BadCheckpoint for another version, a wrong count, a last line without its end, and bytes beyond ASCII.
+    Raises BadLogFile for another version, a wrong count, a last line without its end, and bytes beyond ASCII.
     """
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadCheckpoint(f"byte {error.start} is not ASCII") from error
+        raise BadLogFile(f"byte {error.start} is not ASCII") from error
     lines = text.split("\n")  # not splitlines(), which splits at other control characters, too
     if len(lines) < 3 or lines[-1] != "":
-        raise BadCheckpoint("it is cut off")
+        raise BadLogFile("it is cut off")
     if lines[0] != str(version):
-        raise BadCheckpoint(f"version {lines[0]!r} where {version} is read")
+        raise BadLogFile(f"version {lines[0]!r} where {version} is read")
     entries = lines[2:-1]
     if lines[1] != str(len(entries)):
-        raise BadCheckpoint(f"it announces {lines[1]!r} lines and has {len(entries)}")
+        raise BadLogFile(f"it announces {lines[1]!r} lines and has {len(entries)}")
     return entries
 
 
 def decimal(text: str, largest: int) -> int:
-    """A number from 0 to `largest` in its only valid form. Raises BadCheckpoint."""
+    """A number from 0 to `largest` in its only valid form. Raises BadLogFile."""
     if not (text.isascii() and text.isdigit() and (text[0] != "0" or text == "0") and int(text) <= largest):
-        raise BadCheckpoint(f"{text!r} is no number from 0 to {largest}")
+        raise BadLogFile(f"{text!r} is no number from 0 to {largest}")
     return int(text)
 
 
 def _checkpoint_entry(line: str) -> tuple[str, int]:
     parts = line.split(" ")
     if len(parts) != 3 or not is_topic(parts[0]):
-        raise BadCheckpoint(f"{line!r} is not: topic partition offset")
+        raise BadLogFile(f"{line!r} is not: topic partition offset")
     return log_name(parts[0], decimal(parts[1], PARTITION_MAX)), decimal(parts[2], OFFSET_MAX)
 
 
@@ -342,23 +349,17 @@ def encode_clean_marker(logs: Mapping[str, CleanLog]) -> bytes:
 
 
 def decode_clean_marker(data: bytes) -> dict[str, CleanLog]:
-    """{name of the log: how it was left}. Raises BadCheckpoint."""
+    """{name of the log: how it was left}. Raises BadLogFile."""
     lines = split_lines(data, _VERSION)
     crc_at = len(data) - len(lines[-1]) - 1 if lines else len(data)
     if data[crc_at:] != _marker_crc(data[:crc_at]):
-        raise BadCheckpoint("its CRC does not match")
+        raise BadLogFile("its CRC does not match")
     return dict(_marker_entry(line) for line in lines[:-1])
 
 
 def read_clean_marker(directory: Path, filesystem: Filesystem) -> dict[str, CleanLog]:
     """{name of the log: how it was left}; empty if the file is absent or bad, which is logged as a warning."""
-    path = directory / CLEAN_MARKER_NAME
-    try:
-        data = read_bounded(path, filesystem)
-        return decode_clean_marker(data) if data is not None else {}
-    except BadCheckpoint as error:
-        _LOG.warning("%s counts as absent: %s", path, error)
-        return {}
+    return _decoded(directory / CLEAN_MARKER_NAME, filesystem, decode_clean_marker) or {}
 
 
 def remove_clean_marker(directory: Path, filesystem: Filesystem) -> None:
@@ -377,11 +378,11 @@ def write_clean_marker(directory: Path, logs: Mapping[str, CleanLog], filesystem
 def _marker_entry(line: str) -> tuple[str, CleanLog]:
     parts = line.split(" ")
     if len(parts) != 4:
-        raise BadCheckpoint(f"{line!r} is not: log, end offset, bytes, leader epoch")
+        raise BadLogFile(f"{line!r} is not: log, end offset, bytes, leader epoch")
     try:
         parse_log_name(parts[0])
     except InvalidLogName as error:
-        raise BadCheckpoint(str(error)) from error
+        raise BadLogFile(str(error)) from error
     epoch = -1 if parts[3] == "-1" else decimal(parts[3], EPOCH_MAX)
     return parts[0], CleanLog(decimal(parts[1], OFFSET_MAX), decimal(parts[2], OFFSET_MAX), epoch)
 
@@ -404,28 +405,28 @@ def encode_leader_epochs(epochs: LeaderEpochs) -> bytes:
 
 
 def decode_leader_epochs(data: bytes) -> LeaderEpochs:
-    """The list in Kafka's file. Raises BadCheckpoint."""
+    """The list in Kafka's file. Raises BadLogFile."""
     entries = []
     for line in split_lines(data, _VERSION):
         parts = line.split(" ")
         if len(parts) != 2:
-            raise BadCheckpoint(f"{line!r} is not: epoch startOffset")
+            raise BadLogFile(f"{line!r} is not: epoch startOffset")
         entries.append((decimal(parts[0], EPOCH_MAX), decimal(parts[1], OFFSET_MAX)))
     try:
         return LeaderEpochs(tuple(entries))
     except ValueError as error:
-        raise BadCheckpoint(str(error)) from error
+        raise BadLogFile(str(error)) from error
 
 
 def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LeaderEpochs | None:
     """The log's list; None if it is absent or bad (logged as a warning): then the batches' headers are scanned."""
-    path = log_directory / LEADER_EPOCHS_NAME
-    try:
-        data = read_bounded(path, filesystem)
-        return _decode_known(data, _known_crcs(log_directory, filesystem)) if data is not None else None
-    except BadCheckpoint as error:
-        _LOG.warning("%s counts as absent: %s", path, error)
-        return None
+
+    def decode_known(data: bytes) -> LeaderEpochs:
+        if google_crc32c.value(data) not in _known_crcs(log_directory, filesystem):
+            raise BadLogFile(f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}")
+        return decode_leader_epochs(data)
+
+    return _decoded(log_directory / LEADER_EPOCHS_NAME, filesystem, decode_known)
 
 
 def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
@@ -465,17 +466,11 @@ def epochs_files(epochs: LeaderEpochs, crc_before: int | None = None) -> tuple[t
     return (LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, before)), (LEADER_EPOCHS_NAME, data)
 
 
-def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:
-    if google_crc32c.value(data) not in crcs:
-        raise BadCheckpoint(f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}")
-    return decode_leader_epochs(data)
-
-
 def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
     """The old list's CRC; -1, which is no CRC, if there is no valid one."""
     try:
         data = read_bounded(log_directory / LEADER_EPOCHS_NAME, filesystem)
-    except BadCheckpoint:
+    except BadLogFile:
         return -1
     return int(google_crc32c.value(data)) if data is not None else -1
 
@@ -483,7 +478,7 @@ def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
 def _known_crcs(log_directory: Path, filesystem: Filesystem) -> frozenset[int]:
     try:
         data = read_bounded(log_directory / LEADER_EPOCHS_CRC_NAME, filesystem)
-    except BadCheckpoint:
+    except BadLogFile:
         data = None
     match = _CRC_FILE.fullmatch(data or b"")
     return frozenset(int(crc, 16) for crc in match.groups()) if match is not None else frozenset()
@@ -537,21 +532,21 @@ LOCK_NAME = ".lock"
 
 
 def take_lock(path: Path, filesystem: Filesystem) -> File:
-    """The lock of the directory at `path`, which is made if it is missing. Raises LogLocked, NotALogDirectory."""
+    """The lock of the directory at `path`, which is made if it is missing. Raises LogLocked, NotALog."""
     try:
         filesystem.make_directory(path)
         return filesystem.lock(path / LOCK_NAME)
     except LockHeld as error:
         raise LogLocked(path, error.pid) from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotALogDirectory(path, "it is a file, or one of its parents is") from error
+        raise NotALog(path, "it is a file, or one of its parents is") from error
     except PermissionError as error:
-        raise NotALogDirectory(path, "it may not be written by this user") from error
+        raise NotALog(path, "it may not be written by this user") from error
     except OSError as error:
         if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
             raise  # a fault of the disk or the process, not of the path
         named = f"{error.filename}: " if error.filename == str(path / LOCK_NAME) else ""
-        raise NotALogDirectory(path, f"{named}{error.strerror}") from error
+        raise NotALog(path, f"{named}{error.strerror}") from error
 
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
@@ -641,7 +636,7 @@ def outboxes_at(directory: Path | str) -> list[Path]:
 
 
 def readable_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
-    """(topic, number) of every log in a directory of logs, or in its slots, sorted. Raises NotALogDirectory."""
+    """(topic, number) of every log in a directory of logs, or in its slots, sorted. Raises NotALog."""
     parent = checked_path("directory", directory)
     slots = _slots(parent, filesystem)
     if not slots:
@@ -650,7 +645,7 @@ def readable_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTE
     for slot in slots:
         try:
             logs = list_logs(slot_path(parent, slot), filesystem)
-        except NotALogDirectory:
+        except NotALog:
             continue  # removed meanwhile
         found += [(topic, SLOT_BIT | slot << PARTITION_BITS | n) for topic, n in logs if not n >> PARTITION_BITS]
     return sorted(found)

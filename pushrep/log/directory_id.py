@@ -21,7 +21,7 @@ in them is an older one.
 
 import logging
 import secrets
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -157,13 +157,10 @@ def write_directory_id(directory: Path, filesystem: Filesystem, kept: DirectoryI
     temp = path.with_name(path.name + ".tmp")
     with suppress(FileNotFoundError):  # left half made, or with two names in a copy
         filesystem.remove(temp)
-    file = filesystem.open(temp, create=True)
-    try:
+    with closing(filesystem.open(temp, create=True)) as file:
         witness = filesystem.witness(temp)
         file.write_at(checked_json(_fields(kept, witness), _VERSION), 0)
         file.sync()
-    finally:
-        file.close()
     filesystem.rename(temp, path)
     filesystem.sync_directory(directory)
     return CopyVerdict.UNKNOWN if witness is None else CopyVerdict.ORIGINAL

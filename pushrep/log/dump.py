@@ -10,6 +10,7 @@ Kafka's tool goes on after a batch with a wrong CRC. This one stops there and sa
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from pushrep.log.directory_files import (
     LOG_SUFFIX,
     PARTITION_METADATA_NAME,
     TIME_INDEX_SUFFIX,
-    BadCheckpoint,
+    BadLogFile,
     CheckpointFile,
     compacted_logs,
     decode_checkpoint,
@@ -179,13 +180,12 @@ def _batches(
     path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
 ) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd]:
     limit = _published_end(path, base, filesystem)
-    file = filesystem.open(path, writable=False)
-    try:
+    with closing(filesystem.open(path, writable=False)) as file:
         log = path.resolve().parent
         is_compacted = log.name in compacted_logs(log.parent, filesystem)
-        walk = scan_over_holes if is_compacted else scan
-        for step in walk(file, ScanRange(base_offset=base, may_lack_records=is_compacted)):
-            if walk is scan_over_holes and isinstance(step, Damage) and step.goes_on_at is not None:
+        what = ScanRange(base_offset=base, may_lack_records=is_compacted)
+        for step in scan_over_holes(file, what, scan) if is_compacted else scan(file, what):
+            if is_compacted and isinstance(step, Damage) and step.goes_on_at is not None:
                 if step.goes_on_at > window.start and step.next_offset < window.end:
                     yield DumpedHole(step.position, step.next_offset, step.goes_on_at)
                 continue
@@ -199,8 +199,6 @@ def _batches(
                 yield DumpedBatch(step.position, step.batch)
             if limit is not None and header.next_offset >= limit:
                 return
-    finally:
-        file.close()
 
 
 def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
@@ -213,11 +211,8 @@ def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
 
 
 def _entries(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedEntry | BadFile]:
-    file = filesystem.open(path, writable=False)
-    try:
+    with closing(filesystem.open(path, writable=False)) as file:
         entries = parse_index(path.suffix, file.read_at(file.size(), 0))
-    finally:
-        file.close()
     is_offsets = path.suffix == INDEX_SUFFIX
     for key, value in zip(entries.keys, entries.values, strict=True):
         entry = DumpedEntry(base + key, value, None) if is_offsets else DumpedEntry(base + value, None, key)
@@ -231,7 +226,7 @@ def _lines(path: Path, filesystem: Filesystem) -> Iterator[DumpedLine | BadFile]
     try:
         data = read_bounded(path, filesystem)
         lines = _DECODERS[path.name](b"" if data is None else data)
-    except ValueError as error:  # BadCheckpoint is one
+    except ValueError as error:  # BadLogFile is one
         yield BadFile(str(error))
         return
     for line in lines:
@@ -266,4 +261,4 @@ _DECODERS = {
     PARTITION_METADATA_NAME: _metadata_lines,
 }
 _KNOWN_NAMES = ", ".join(_DECODERS)
-assert issubclass(BadCheckpoint, ValueError)
+assert issubclass(BadLogFile, ValueError)

@@ -43,18 +43,10 @@ class InvalidLogName(PushrepError, ValueError):
 
 
 class NotALog(PushrepError):
-    """There is no log at this path; name the directory of one partition, `<directory>/<topic>-<partition>`."""
+    """No log is at this path, and none can be below it: name `<directory>/<topic>-<partition>`, or the directory."""
 
     def __init__(self, path: Path, why: str = "no such directory") -> None:
         super().__init__(f"{path} is no log: {why}")
-        self.path, self.why = path, why
-
-
-class NotALogDirectory(PushrepError):
-    """The path can't hold logs (it is a file, or may not be written); name another or change its permissions."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} can't be a directory of logs: {why}")
         self.path, self.why = path, why
 
 
@@ -136,6 +128,7 @@ _REMEDIES = {
     errno.EDQUOT: "raise the user's quota",
     errno.EFBIG: "raise the process's file size limit (ulimit -f) or lower segment_bytes",
     errno.EROFS: "mount the file system writable",
+    errno.EOVERFLOW: "begin a new log",
 }
 
 
@@ -164,22 +157,6 @@ class LogEndMoved(PushrepError):
         self.path, self.expected, self.end = path, expected, end
 
 
-class EpochOutOfPlace(PushrepError):
-    """A leader epoch begins where the log ends, above the epochs of its records: cut the log there first, or ask again.
-
-    At another offset the list of epochs would contradict the records, and the next opening would drop it. `end` is the
-    log's end offset, `newest_epoch` that of its last record, -1 if it has none. Nothing was changed.
-    """
-
-    def __init__(self, path: Path, leader_epoch: int, start_offset: int, *, end: int, newest_epoch: int) -> None:
-        super().__init__(
-            f"{path}: leader_epoch={leader_epoch} can't begin at start_offset={start_offset}: the log ends at offset "
-            f"{end} with a record of epoch {newest_epoch}; cut it there first, or begin a newer epoch at its end"
-        )
-        self.path, self.leader_epoch, self.start_offset = path, leader_epoch, start_offset
-        self.end, self.newest_epoch = end, newest_epoch
-
-
 class NoRoomToCut(PushrepError):
     """The disk has no room for the copy that is kept of what a cut takes off, or for the few bytes that go before it.
 
@@ -192,17 +169,6 @@ class NoRoomToCut(PushrepError):
             "most), then do it again"
         )
         self.path, self.wanted_bytes, self.errno = path, wanted_bytes, cause.errno
-
-
-class OffsetsExhausted(PushrepError):
-    """The records would end above the highest 64-bit offset; nothing was written. Begin a new log."""
-
-    def __init__(self, path: Path, offset: int, records: int) -> None:
-        super().__init__(
-            f"{path}: {records} records from offset {offset} on reach the end of all offsets, 2^63 - 1; nothing was "
-            "written: begin a new log"
-        )
-        self.path, self.offset, self.records = path, offset, records
 
 
 class StillNeeded(PushrepError):
@@ -222,14 +188,6 @@ class LeaseBroken(PushrepError):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the lease of {name} was broken: {reason}")
         self.name, self.reason = name, reason
-
-
-class DerivedStoreFailed(PushrepError):
-    """A derived store did not cut or destroy its data; remove its files, and the next opening rebuilds it."""
-
-    def __init__(self, store: str, why: str) -> None:
-        super().__init__(f"the derived store {store} {why}: remove its files, it is built anew when the log is opened")
-        self.store, self.why = store, why
 
 
 class OffsetOutOfRange(PushrepError):

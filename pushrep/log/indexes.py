@@ -93,6 +93,11 @@ class IndexFile:
         return self._written + len(self._pending)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the file exists and ends with a whole entry, if it has any."""
+        return self._is_there and not self._ragged
+
+    @property
     def last(self) -> tuple[int, int] | None:
         """The newest entry."""
         return self._last

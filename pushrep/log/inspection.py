@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pushrep.env import REAL_FILESYSTEM, File, Filesystem
+from pushrep.env import REAL_FILESYSTEM, File, Filesystem, file_size
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     LOCK_NAME,
@@ -34,8 +34,8 @@ from pushrep.log.directory_files import (
     segment_path,
 )
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
-from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
-from pushrep.log.published import LogEnds, PublishedState, read_published
+from pushrep.log.errors import InvalidLogName, NotALog
+from pushrep.log.published import LogOffsets, PublishedState, read_published
 
 _LOCKS_PATH = Path("/proc/locks")
 _LOCKS_BYTES_MAX = 1 << 20
@@ -77,7 +77,7 @@ class LogState:
             return "last published"
         return "nothing" if self.recovery_point is None else "checkpoint"
 
-    def ends(self, first_base: int | None) -> LogEnds | None:
+    def ends(self, first_base: int | None) -> LogOffsets | None:
         """The log's ends by that source; None if nothing says them. first_base: of its first segment."""
         if self.published is not None and self.known_by in {"writer", "last published"}:
             return self.published.ends
@@ -85,7 +85,7 @@ class LogState:
         if end is None:
             return None
         start = self.log_start_offset if self.log_start_offset is not None else first_base or 0
-        return LogEnds(start, end, end, end if self.high_watermark is None else min(end, self.high_watermark))
+        return LogOffsets(start, end, end, end if self.high_watermark is None else min(end, self.high_watermark))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +117,9 @@ class SegmentFacts:
 
 def logs_at(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
     """The log at `path`, or every log in the directory of logs `path`, or in all slots below it. Raises NotALog."""
-    try:
-        if is_log(path, filesystem):
-            return [path]
-        found = [log_at(path, topic, number) for topic, number in readable_logs(path, filesystem)]
-    except NotALogDirectory as error:
-        raise NotALog(path, error.why) from error
+    if is_log(path, filesystem):
+        return [path]
+    found = [log_at(path, topic, number) for topic, number in readable_logs(path, filesystem)]
     if not found:
         raise NotALog(path, "it holds neither segments nor logs")
     return found
@@ -204,9 +201,9 @@ def segment_facts(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[S
     """The segments of a log; one that is removed meanwhile is left out."""
     facts = []
     for base in list_segments(filesystem, log):
-        size = size_of(segment_path(log, base), filesystem)
-        offsets = size_of(segment_path(log, base, INDEX_SUFFIX), filesystem)
-        times = size_of(segment_path(log, base, TIME_INDEX_SUFFIX), filesystem)
+        size = file_size(filesystem, segment_path(log, base))
+        offsets = file_size(filesystem, segment_path(log, base, INDEX_SUFFIX))
+        times = file_size(filesystem, segment_path(log, base, TIME_INDEX_SUFFIX))
         if size is not None:
             facts.append(
                 SegmentFacts(
@@ -226,20 +223,8 @@ def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple
         stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
     } | _OWN_NAMES
     names = (name for name in filesystem.list(log) if name not in own)
-    sizes = ((name, size_of(log / name, filesystem)) for name in names)
+    sizes = ((name, file_size(filesystem, log / name)) for name in names)
     return [(name, size) for name, size in sizes if size is not None]
-
-
-def size_of(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int | None:
-    """Bytes of a file; None if it is not there, or no file."""
-    try:
-        file = filesystem.open(path, writable=False)
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-    try:
-        return file.size()
-    finally:
-        file.close()
 
 
 def _holds(pid: int, lock_file: File, filesystem: Filesystem) -> bool:

@@ -20,6 +20,7 @@ it would kill readers (SIGBUS).
 
 import mmap
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -27,7 +28,7 @@ from uuid import UUID
 
 import google_crc32c
 
-from pushrep.env import REAL_FILESYSTEM, Filesystem
+from pushrep.env import REAL_FILESYSTEM, Filesystem, file_size
 
 PUBLISHED_NAME = ".pushrep_published"
 VERSION = 1
@@ -64,7 +65,7 @@ class Damaged(NamedTuple):
     reason: str
 
 
-class LogEnds(NamedTuple):
+class LogOffsets(NamedTuple):
     """A log's ends at one moment, each the next offset. Everybody who asks for them gets these.
 
     end: of what was written. damage: the known damage of an open log; its ends are then those of what was on disk, so
@@ -96,9 +97,9 @@ class PublishedState:
     pid: int
 
     @property
-    def ends(self) -> LogEnds:
+    def ends(self) -> LogOffsets:
         """The offsets alone."""
-        return LogEnds(self.log_start_offset, self.log_end_offset, self.flushed_offset, self.high_watermark)
+        return LogOffsets(self.log_start_offset, self.log_end_offset, self.flushed_offset, self.high_watermark)
 
 
 class PublishedEntry:
@@ -112,7 +113,7 @@ class PublishedEntry:
         # Of any boot, because a leftover with a higher sequence would win over a new slot.
         self._sequence = max((fields[0] for fields in _valid_slots(mapped, position)), default=0)
 
-    def publish(self, ends: LogEnds, leader_epoch: int) -> None:
+    def publish(self, ends: LogOffsets, leader_epoch: int) -> None:
         """Publish; about a microsecond, no system call."""
         self._sequence = sequence = self._sequence + 1
         body = _BODY.pack(
@@ -142,7 +143,7 @@ class PublishedEntry:
         state = self.state()
         if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
             start, end, flushed, high_watermark = (min(offset, one) for one in state.ends[:4])
-            self.publish(LogEnds(start, end, flushed, high_watermark), state.leader_epoch)
+            self.publish(LogOffsets(start, end, flushed, high_watermark), state.leader_epoch)
 
     def clear(self) -> None:
         """Clear both slots, left by a log that is gone."""
@@ -157,7 +158,7 @@ class PublishedFile:
         """Open or make the file; one whose header is damaged is cleared in place. Raises OSError."""
         self._path, self._filesystem, self._pid = directory / PUBLISHED_NAME, filesystem, pid
         self._boot_id = read_boot_id(filesystem)
-        size = max(_size(self._path, filesystem), (1 + RECORDS_INITIAL) * RECORD_BYTES)
+        size = max(file_size(filesystem, self._path) or 0, (1 + RECORDS_INITIAL) * RECORD_BYTES)
         self._map = self._mapped(-(-size // RECORD_BYTES) * RECORD_BYTES)
         if not _header_is_good(self._map):
             self._map[:] = bytes(len(self._map))
@@ -230,7 +231,7 @@ class PublishedReader:
 
     def _attach(self) -> None:
         self._map = self._position = None
-        size = _size(self._path, self._filesystem) // RECORD_BYTES * RECORD_BYTES
+        size = (file_size(self._filesystem, self._path) or 0) // RECORD_BYTES * RECORD_BYTES
         if size <= RECORD_BYTES:
             return
         mapped = self._filesystem.map_shared(self._path, size, writable=False)
@@ -251,10 +252,8 @@ def read_boot_id(filesystem: Filesystem = REAL_FILESYSTEM) -> bytes:
         file = filesystem.open(_BOOT_ID_PATH, writable=False)
     except FileNotFoundError:
         return bytes(16)
-    try:
+    with closing(file):
         return UUID(file.read_at(64, 0).decode("ascii").strip()).bytes
-    finally:
-        file.close()
 
 
 def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState | None:
@@ -317,14 +316,3 @@ def _header() -> bytes:
 
 def _header_is_good(mapped: mmap.mmap) -> bool:
     return mapped[:RECORD_BYTES] == _header()
-
-
-def _size(path: Path, filesystem: Filesystem) -> int:
-    try:
-        file = filesystem.open(path, writable=False)
-    except FileNotFoundError:
-        return 0
-    try:
-        return file.size()
-    finally:
-        file.close()

@@ -52,7 +52,7 @@ from pushrep.log.directory_files import (
 from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.indexes import IndexFile
 from pushrep.log.inspection import read_state
-from pushrep.log.published import Damaged, LogEnds, PublishedReader
+from pushrep.log.published import Damaged, LogOffsets, PublishedReader
 from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
 from pushrep.log.walk import (
     WINDOW_BYTES,
@@ -630,15 +630,6 @@ class LogReader(ClosedAtExit):
         """min(high watermark, flushed offset): records below it are never cut off."""
         return self.ends().stable
 
-    @property
-    def ignored_index_entries(self) -> int:
-        """How many wrong index entries its reads ignored; the writer rebuilds those indexes."""
-        return self._reader.ignored_entries
-
-    def refresh(self) -> None:
-        """Read the published offsets again, as every property does."""
-        self.ends()
-
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
 
@@ -691,7 +682,7 @@ class LogReader(ClosedAtExit):
     def __repr__(self) -> str:
         return f"LogReader({str(self.path)!r}, isolation={self._isolation!r})"
 
-    def ends(self) -> LogEnds:
+    def ends(self) -> LogOffsets:
         """All offsets at one moment, by one read of the published state."""
         self._check()
         with self._published_lock:
@@ -703,7 +694,7 @@ class LogReader(ClosedAtExit):
         known = read_state(self.path, self._filesystem).ends(first_base)
         start = first_base if known is None else known.start
         stable = start if known is None else max(start, known.stable)
-        return LogEnds(start, stable, stable, stable)
+        return LogOffsets(start, stable, stable, stable)
 
     def _check(self) -> None:
         if self._closed:

@@ -44,18 +44,18 @@ ends otherwise was emptied or cut short: then `sealed_end` returns None, the seg
 its indexes.
 """
 
-import struct
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
 
-from pushrep.env import Clock, File, Filesystem
+from pushrep.env import Clock, File, Filesystem, file_size
 from pushrep.log.config import LogConfig
 from pushrep.log.cut_files import TailBackup, end_moves, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory_files import (
@@ -64,12 +64,12 @@ from pushrep.log.directory_files import (
     CleanLog,
     half_made_in,
     orphan_indexes_in,
-    parse_log_name,
     segment_path,
     segments_in,
     swaps_in,
 )
 from pushrep.log.errors import CorruptLog, LogPoisoned
+from pushrep.log.indexes import IndexFile
 from pushrep.log.scrub import ScrubFinding
 from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
@@ -226,45 +226,17 @@ class RecoveryReport:
 _HOPS_MAX = 64  # with more headers than this to read, a scan costs no more
 
 
-class _Last(NamedTuple):
-    """The newest entry of an index; None if it is empty."""
-
-    entry: tuple[int, int] | None
-
-
 def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_interval_bytes: int) -> int | None:
     """The end offset of a segment whose indexes reach to its end; None if the headers don't show it. Raises OSError."""
-    times = _last(filesystem, segment_path(directory, what.base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
-    offsets = _last(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
-    if times is None or offsets is None:
+    times = IndexFile(filesystem, segment_path(directory, what.base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+    offsets = IndexFile(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+    if not (times.is_whole and offsets.is_whole):
         return None
-    log = filesystem.open(segment_path(directory, what.base_offset), writable=False)
-    try:
-        begun = from_index_entry(log, what, offsets.entry)
-        if offsets.entry is not None and begun is what:
+    with closing(filesystem.open(segment_path(directory, what.base_offset), writable=False)) as log:
+        begun = from_index_entry(log, what, offsets.last)
+        if offsets.last is not None and begun is what:
             return None
-        return _end(log, begun, times.entry or (-1, -1), index_interval_bytes)
-    finally:
-        log.close()
-
-
-def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | None:
-    """The end of an index; None without a file, or if it does not end with a whole entry."""
-    try:
-        file = filesystem.open(path, writable=False)
-    except FileNotFoundError:
-        return None
-    try:
-        size = file.size()
-        if size == 0:
-            return _Last(None)
-        data = b"" if size % entry.size else file.read_at(entry.size, size - entry.size)
-    finally:
-        file.close()
-    if len(data) < entry.size:
-        return None
-    first, second = entry.unpack(data)
-    return _Last((first, second))
+        return _end(log, begun, times.last or (-1, -1), index_interval_bytes)
 
 
 def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: int) -> int | None:
@@ -363,8 +335,7 @@ class Recovery:
             recovery_point = max(recovery_point or 0, log_start_offset)
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
-        self._refuse_half_replaced(names)
-        self._refuse_too_high(bases)
+        self._refuse_odd_names(names, bases)
         bases = self._without_those_below(bases, log_start_offset or 0)
         self._moving = end_moves(self._filesystem, self._directory, names)
         for name in (*orphan_indexes_in(names), *half_made_in(names)):
@@ -382,7 +353,9 @@ class Recovery:
             self._unsettled = bases[plan.first :]
         elif clean is not None:
             self._closed_at = clean.end_offset
-            self._refuse_begun_behind(bases[-1], clean.end_offset)
+            if bases[-1] > clean.end_offset:
+                why = f"the log was closed clean at {clean.end_offset}: this is another's"
+                raise CorruptLog(self._directory, (segment_path(Path(), bases[-1]).name,), why)
         recovered = self._carry_out(plan, bases, log_start_offset)
         if plan.opening is Opening.NORMAL and recovered.report.damaged_from is not None:
             recovered.active.close()
@@ -421,18 +394,11 @@ class Recovery:
         return recovery_plan(facts, self._first_batch_is_whole)
 
     def _first_batch_is_whole(self, base: int) -> bool:
-        file = self._filesystem.open(segment_path(self._directory, base), writable=False)
-        try:
+        with closing(self._filesystem.open(segment_path(self._directory, base), writable=False)) as file:
             return isinstance(next(scan(file, ScanRange(base_offset=base))), WholeBatch)
-        finally:
-            file.close()
 
     def _size(self, base: int) -> int:
-        file = self._filesystem.open(segment_path(self._directory, base), writable=False)
-        try:
-            return file.size()
-        finally:
-            file.close()
+        return file_size(self._filesystem, segment_path(self._directory, base)) or 0
 
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
         """Remove an empty newest file, left by a roll that was not finished."""
@@ -547,9 +513,8 @@ class Recovery:
         seal = read_seal(self._filesystem, self._directory, segment.base_offset)
         if seal is None:
             return None
-        partition = parse_log_name(self._directory.name)[1]
         found = (segment.base_offset, segment.next_offset, segment.size_bytes)
-        return seal.contradiction(self._log_id, partition, *found, self._headers)
+        return seal.contradiction(self._headers.seal(self._log_id or seal.log_id, self._directory, *found))
 
     def _as_in_a_copy(self, segment: Segment, end: Damage) -> Damage | TornTail:
         if holds_whole_batch(segment.file, end.position, end.next_offset):
@@ -577,20 +542,13 @@ class Recovery:
         kind = "a gap" if end < next_base else "an overlap"
         raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
 
-    def _refuse_begun_behind(self, newest: int, closed_at: int) -> None:
-        if newest > closed_at:
-            names = (segment_path(Path(), newest).name,)
-            raise CorruptLog(self._directory, names, f"the log was closed clean at {closed_at}: this is another's")
-
-    def _refuse_half_replaced(self, names: Sequence[str]) -> None:
-        if names := swaps_in(names):
+    def _refuse_odd_names(self, names: Sequence[str], bases: Sequence[int]) -> None:
+        if swaps := swaps_in(names):
             why = "a broker was stopped while it replaced segments by these: start that broker once, or restore"
-            raise CorruptLog(self._directory, tuple(names), why)
-
-    def _refuse_too_high(self, bases: Sequence[int]) -> None:
+            raise CorruptLog(self._directory, tuple(swaps), why)
         if bases and bases[-1] > OFFSET_MAX:
-            names = tuple(segment_path(Path(), base).name for base in bases if base > OFFSET_MAX)
-            raise CorruptLog(self._directory, names, "no offset is as high as its name, 2^63 - 1 is the highest")
+            names_above = tuple(segment_path(Path(), base).name for base in bases if base > OFFSET_MAX)
+            raise CorruptLog(self._directory, names_above, "no offset is as high as its name, 2^63 - 1 is the highest")
 
     def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
         segment.index_time()

@@ -7,21 +7,22 @@
     .index .timeindex               the batches
 
 Replaced bytes are kept as `<segment>.log.<position>.corrupt`, small files as `<name>.corrupt`, cut bytes as `.cut`;
-indexes are not kept, because they can be rebuilt. Order of a splice: keep, write the new file beside the old one, sync
-it, rename it over the old one, sync the directory. A crash in between leaves the old log or a better one, and the same
-command goes on. Afterwards the log is not in the clean marker, so the next open scans it.
+indexes are not kept, because they can be rebuilt. Order of a splice: write the new file beside the old one, sync
+it, keep, rename it over the old one, sync the directory. A crash in between leaves the old log or a better one, and the
+same command goes on. Afterwards the log is not in the clean marker, so the next open scans it.
 
-`SplicePlanner` plans what a damaged log takes from another copy of it. It reads both and writes nothing.
+`Splicer` makes the new files of a damaged log with another copy of it, each by a `SegmentRepair`: the same as is made
+of a member's batches (segment_repair.py).
 
     ours   | a | b |  damaged   | e | f |        hole: from the first bad byte to the next batch that both have
     copy   | a | b | c | d | e | f | g |
-             near ^            ^ far             the plan for the segment: ours 0..2, copy c..d, ours e..end
+             near ^            ^ far             the new file: ours a..b, copy c..d, ours e..f
 
 A range is taken only if it joins: the copy has the last batch before the hole and the first one after it, with the same
 headers, CRC included. At the log's start or end one side is enough; if nothing of the log is left, both must have the
 same id. After damage a batch of this log is kept only if the copy has the same batch at that place; if the damage moved
 bytes, the copy's batches are taken up to the segment's end. A segment whose file is missing is taken from the copy with
-the copy's file names.
+the copy's file names. The log is changed once all new files are complete.
 
 `restore` appends batches that a cut or a quarantine kept aside, if they begin where the log ends.
 
@@ -34,25 +35,25 @@ whole or do not follow are never restored: a log that went on after the cut has 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from uuid import UUID
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import BadArgument
 from pushrep.log.config import LogConfig
-from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail
+from pushrep.log.cut_files import TailBackup, holds_range, keep_range, move_aside, quarantine_tail
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     CORRUPT_SUFFIX,
     LEADER_EPOCHS_NAME,
     LOCK_NAME,
     PARTITION_METADATA_NAME,
-    REPAIR_SUFFIX,
     SEAL_SUFFIX,
     free_name,
     list_segments,
@@ -64,82 +65,26 @@ from pushrep.log.directory_files import (
     write_partition_metadata,
 )
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked, RepairRefused
-from pushrep.log.inspection import LogState, checked_log, read_state
-from pushrep.log.published import LogEnds
+from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
+from pushrep.log.published import LogOffsets
+from pushrep.log.reader import LogReader
 from pushrep.log.recovery import Cut
 from pushrep.log.seals import remove_seals
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
-from pushrep.log.segment_repair import epochs_of_batches, rebuild_indexes
+from pushrep.log.segment_repair import SegmentRepair, epochs_of_batches, rebuild_indexes
 from pushrep.log.verify import BATCH_KINDS, Expected, FindingKind, VerifyReport, segment_name, verify_log
-from pushrep.log.walk import WINDOW_BYTES, CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import HEADER_BYTES
 from pushrep.records.leader_epochs import LeaderEpochs
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes [start, end) of the log's own segment, or of the copy's segment `copy_base`; end None is the file's end."""
+class Splicer:
+    """What a damaged log takes from another copy of it: `repairs`, a whole new file for each segment that changes.
 
-    start: int
-    end: int | None
-    copy_base: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """A replaced range: offsets [first, end), in our file from byte `position` to `position_end` (None: its end)."""
-
-    position: int
-    position_end: int | None
-    first_offset: int
-    end_offset: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentSplice:
-    """The pieces of one segment. exists: whether there is an old file to keep a copy of."""
-
-    base_offset: int
-    end_offset: int
-    exists: bool
-    pieces: tuple[Piece, ...]
-    holes: tuple[Hole, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SplicePlan:
-    """The segments that change, the log's end afterwards, and the leader epochs of its batches."""
-
-    segments: tuple[SegmentSplice, ...]
-    end_offset: int
-    epochs: LeaderEpochs
-
-
-class _CopyBatch(NamedTuple):
-    base: int  # of the copy's segment
-    position: int
-    header: BatchHeader
-
-    @property
-    def begins_segment(self) -> bool:
-        return self.position == 0 and self.header.base_offset == self.base
-
-
-@dataclass(slots=True)
-class _Open:
-    """A segment that is being planned."""
-
-    base_offset: int
-    exists: bool
-    pieces: list[Piece]
-    holes: list[Hole]
-
-
-class SplicePlanner:
-    """Plans the repair of one log from a copy. Use once: `run`."""
+    Use once: `run`. It changes nothing but those files' `.repair`; the caller puts and closes them.
+    """
 
     def __init__(  # noqa: PLR0913 - what is known of both
         self,
@@ -150,194 +95,125 @@ class SplicePlanner:
         start: int,
         expected: Expected,
         epochs: LeaderEpochs | None,
-        same_id: bool,
+        log_id: UUID | None,
+        is_same_log: bool,
     ) -> None:
-        """`start`: the log start offset. `epochs`: the list kept with the log. `same_id`: both have the same one."""
-        self._filesystem, self._log, self._copy = filesystem, log, copy
-        self._expected, self._kept_epochs, self._same_id = expected, epochs, same_id
+        """`start`: the log start offset. `epochs`: the list kept with the log. `is_same_log`: both have the same id."""
+        self._filesystem, self._log, self._copy, self._expected = filesystem, log, copy, expected
+        self._epochs, self._log_id, self._is_same_log = epochs, log_id, is_same_log
         self._copy_bases = list_segments(filesystem, copy)
-        self._next_offset = start
-        self._previous: BatchHeader | None = None
-        self._previous_is_own = False
-        self._is_anchored = True  # whether the last range taken joins a batch of ours
-        self._far: BatchHeader | None = None
-        self._epochs = LeaderEpochs()
-        self._done: list[SegmentSplice] = []
+        self._next_offset, self._epoch = start, -1
+        self._near: BatchHeader | None = None  # our batch before the next offset
+        self._is_compared = False
+        self.repairs: list[SegmentRepair] = []
 
-    def run(self) -> SplicePlan:
-        """The plan; it has no segments if nothing has to be taken. Raises RepairRefused, OSError."""
-        bases = list_segments(self._filesystem, self._log)
-        for base, following in pairwise([*bases, None]):
+    def run(self) -> None:
+        """Make the new files; none if nothing has to be taken. Raises RepairRefused, OSError."""
+        for base, following in pairwise([*list_segments(self._filesystem, self._log), None]):
             assert base is not None
-            if base > self._next_offset:
-                self._take_missing(base)
-            elif base < self._next_offset:
+            self._take_missing(base)
+            if base < self._next_offset:
                 raise RepairRefused(
                     f"{segment_name(base)} begins below offset {self._next_offset}, where the one before it ends: an "
                     "overlap can only be cut, with --cut-at"
                 )
             self._take_segment(base, following)
-        below = self._expected.below
-        if below is not None and self._next_offset < below:
-            self._take_missing(below)
-        if not self._is_anchored and not self._same_id:
+        self._take_missing(self._expected.below or 0)
+        if self.repairs and not self._is_compared and not self._is_same_log:
             raise RepairRefused(
                 f"nothing of {self._log} is left to compare {self._copy} with, and their ids in partition.metadata "
                 "differ or are missing"
             )
-        return SplicePlan(tuple(self._done), self._next_offset, self._epochs)
+
+    def close(self) -> None:
+        """Close all of it; new files that were not put are removed."""
+        for repair in self.repairs:
+            repair.close()
+
+    def _take_missing(self, limit: int) -> None:
+        """Take the copy's segments for [next offset, limit), with the copy's names."""
+        while self._next_offset < limit:
+            end = min([base for base in self._copy_bases if base > self._next_offset] + [limit])
+            self._fill(self._next_offset, end, f"no file holds the offsets from {self._next_offset} to {limit}")
 
     def _take_segment(self, base: int, following: int | None) -> None:
-        """Plan one of our segments, its holes filled."""
-        segment = _Open(base, exists=True, pieces=[], holes=[])
-        file = self._filesystem.open(segment_path(self._log, base), writable=False)
-        try:
-            position: int | None = 0
-            while position is not None:
-                position = self._take_own(file, segment, position, following)
-        finally:
-            file.close()
-        self._finish(segment)
-
-    def _take_own(self, file: File, segment: _Open, start: int, following: int | None) -> int | None:
-        """Take our batches from byte `start` to a hole, and fill it; the byte where ours go on after it, None at the
-        end.
-        """
-        position = start
-        for step in self._own_steps(file, segment.base_offset, start, following):
-            if isinstance(step, WholeBatch):
-                self._joins_far(step.batch.header)
-                self._note(step.batch.header, own=True)
-                position = step.end
-                continue
-            limit = following if following is not None else self._expected.below
-            if self._ends_well(step, limit, at_end=position >= file.size(), is_newest=following is None):
-                segment.pieces.append(Piece(start, None))
-                return None
-            segment.pieces.append(Piece(start, position))
-            reason = getattr(step, "reason", f"it ends there, not at {limit}")
-            return self._fill(file, segment, position, limit, reason)
-        raise AssertionError("a scan ends with an answer")
-
-    def _own_steps(self, file: File, base: int, position: int, following: int | None) -> Iterator[WholeBatch | ScanEnd]:
-        """The scan, ended by a batch whose epoch is not the list's, or whose offsets are impossible."""
+        """Go over one of our segments; if it is damaged, take what it lacks."""
+        limit, first, last = following if following is not None else self._expected.below, None, None
         what = ScanRange(
             base_offset=base,
-            position=position,
-            next_offset=self._next_offset,
             end_offset=following,
             recovery_point=self._expected.below or 0,
-            leader_epoch=self._previous.leader_epoch if self._previous is not None else -1,
+            leader_epoch=self._epoch,
+            epochs=self._epochs,
         )
-        for step in scan(file, what):
-            if isinstance(step, WholeBatch) and (reason := self._contradiction(step.batch.header, following)):
-                yield TornTail(step.position, self._next_offset, reason)
-                return
-            yield step
+        with closing(self._filesystem.open(segment_path(self._log, base), writable=False)) as file:
+            for step in scan(file, what):
+                if isinstance(step, WholeBatch):
+                    last = step.batch.header
+                    first = first or last
+                else:
+                    end, is_at_end = step, step.position >= file.size()
+        if first is not None and self._near is None and self.repairs:
+            self._join_far(first)
+        if self._ends_well(end, limit, at_end=is_at_end, is_newest=following is None):
+            self._next_offset = end.next_offset
+            self._near = last or self._near
+            self._epoch = self._epoch if last is None else last.leader_epoch
+        else:
+            self._fill(base, limit, "", is_newest=following is None)
 
-    def _contradiction(self, header: BatchHeader, following: int | None) -> str | None:
-        """Why a batch is not the one that was written, by the fields that no CRC covers; None if it is."""
-        epochs, below = self._kept_epochs, self._expected.below
-        if epochs is not None and (reason := epochs.contradiction(header.base_offset, header.leader_epoch)):
-            return reason
-        is_last = following is None and below is not None and header.next_offset > below
-        if is_last and header.base_offset > self._next_offset:
-            return f"base offset {header.base_offset} where {self._next_offset} is expected"
-        return None
-
-    def _ends_well(self, step: ScanEnd, limit: int | None, *, at_end: bool, is_newest: bool) -> bool:
-        if at_end and self._next_offset in self._copy_bases:
+    def _ends_well(self, end: ScanEnd, limit: int | None, *, at_end: bool, is_newest: bool) -> bool:
+        if at_end and end.next_offset in self._copy_bases:
             return True  # whatever is missing after it is whole segments
-        if limit is None:
-            return isinstance(step, CleanEnd)
-        if not is_newest:  # an overlap is refused when the next segment is looked at
-            return isinstance(step, CleanEnd) and self._next_offset >= limit
-        return self._next_offset >= limit  # the next opening cuts a torn tail after that
+        if limit is not None and is_newest:
+            return end.next_offset >= limit  # the next opening cuts a torn tail after that
+        # An overlap is refused when the next segment is looked at.
+        return isinstance(end, CleanEnd) and (limit is None or end.next_offset >= limit)
 
-    def _fill(self, file: File, segment: _Open, position: int, limit: int | None, reason: str) -> int | None:
-        """Take the copy's batches from here on, until a batch of ours follows; its byte, None at the limit.
+    def _fill(self, base: int, limit: int | None, why: str, *, is_newest: bool = False) -> None:
+        """Make the new file of a segment with the copy's batches.
 
         If nothing of ours follows, a new segment begins where the copy's does, so that one file does not become too
         large.
         """
-        first, at, size = self._next_offset, position, file.size()
-        for taken, following in self._copy_run(limit):
-            is_begun = self._next_offset > segment.base_offset and (at >= size or at == position)
-            if is_begun and limit is not None and taken.begins_segment:
-                break
-            _add(segment.pieces, taken)
-            at += taken.header.size_bytes
-            self._note(taken.header, own=False)
-            if limit is not None and self._next_offset == limit:
-                self._far = following.header if following is not None else None
-                break
-            if following is not None and self._own_stands(file, segment.base_offset, at, following.header):
-                self._is_anchored = True
-                segment.holes.append(Hole(position, at, first, self._next_offset, reason))
-                return at
-        segment.holes.append(Hole(position, None, first, self._next_offset, reason))
-        return None
+        repair = SegmentRepair(
+            self._filesystem,
+            self._log,
+            base,
+            limit,
+            epochs=self._epochs,
+            log_id=self._log_id,
+            on_done=lambda _repair: None,
+            near=self._near,
+            is_newest=is_newest,
+            why=why,
+        )
+        self.repairs.append(repair)
+        while not repair.is_done:
+            self._feed(repair, limit)
+        self._next_offset, self._near = repair.next_offset, repair.last_own
+        self._is_compared = self._is_compared or repair.is_compared
 
-    def _own_stands(self, file: File, base: int, position: int, header: BatchHeader) -> bool:
-        """Whether our file has the batch of this header at `position`."""
-        what = ScanRange(base_offset=base, position=position, next_offset=header.base_offset)
-        step = next(scan(file, what, window_bytes=header.size_bytes))
-        return isinstance(step, WholeBatch) and step.batch.header == header
+    def _feed(self, repair: SegmentRepair, limit: int | None) -> None:
+        """Give the repair the copy's batches until it is done, or wants others."""
+        trusts_own, may_end = repair.trusts_own, repair.is_newest and limit is not None
+        for batch in self._copy_batches(repair.wanted):
+            begins = batch.header.base_offset
+            is_next = repair.is_past_own and repair.base_offset < begins == repair.next_offset
+            if may_end and is_next and begins in self._copy_bases:
+                repair.finish()
+                return
+            repair.add_batch(batch.header, batch.data)
+            if repair.is_done or repair.trusts_own is not trusts_own or repair.wanted < batch.header.next_offset:
+                return
+        if limit is not None or not repair.taken_bytes:
+            raise RepairRefused(
+                f"{self._copy} does not join, or has whole batches up to offset {repair.next_offset} only, {limit} is "
+                "needed: name another copy, or cut with --cut-at"
+            )
+        repair.finish()
 
-    def _take_missing(self, limit: int) -> None:
-        """Take the copy's segments for [next offset, limit), with the copy's names."""
-        segment: _Open | None = None
-        first, why = self._next_offset, f"no file holds the offsets from {self._next_offset} to {limit}"
-        for taken, following in self._copy_run(limit):
-            if segment is None or taken.begins_segment:
-                if segment is not None:
-                    segment.holes.append(Hole(0, None, first, self._next_offset, why))
-                    self._finish(segment)
-                first, segment = self._next_offset, _Open(self._next_offset, exists=False, pieces=[], holes=[])
-            _add(segment.pieces, taken)
-            self._note(taken.header, own=False)
-            if self._next_offset == limit:
-                self._far = following.header if following is not None else None
-                break
-        if segment is not None:
-            segment.holes.append(Hole(0, None, first, self._next_offset, why))
-            self._finish(segment)
-
-    def _copy_run(self, limit: int | None) -> Iterator[tuple[_CopyBatch, _CopyBatch | None]]:
-        """The copy's batches from the next offset on, each with the one after it.
-
-        Raises RepairRefused if the copy does not join on the near side, or ends below `limit` (None: no limit).
-        """
-        self._far = None  # the range taken before goes on here, so it has no far side of its own
-        near = self._previous if self._previous_is_own else None
-        batches = self._copy_batches(self._next_offset if near is None else near.base_offset)
-        if near is not None:
-            found = next(batches, None)
-            if found is None or found.header != near:
-                raise RepairRefused(
-                    f"{self._copy} does not join: its batch at offset {near.base_offset} is not ours, which is the "
-                    "last whole one before the damage; it is another log's copy, or an older one"
-                )
-            self._is_anchored = True
-        elif self._previous is None:
-            self._is_anchored = False
-        before = next(batches, None)
-        if before is None or before.header.base_offset != self._next_offset:
-            raise RepairRefused(f"{self._copy} holds no batch that begins with offset {self._next_offset}")
-        while before is not None:
-            following = next(batches, None)
-            end = before.header.next_offset
-            if limit is not None and end > limit:
-                raise RepairRefused(f"{self._copy} does not join: one batch holds offsets on both sides of {limit}")
-            if limit is not None and end < limit and following is None:
-                raise RepairRefused(
-                    f"{self._copy} has whole batches up to offset {end} only, {limit} is needed: name another copy, "
-                    "or cut with --cut-at"
-                )
-            yield before, following
-            before = following
-
-    def _copy_batches(self, offset: int) -> Iterator[_CopyBatch]:
+    def _copy_batches(self, offset: int) -> Iterator[RecordBatch]:
         """The copy's whole batches from the one that begins with `offset` on, as far as they follow each other."""
         bases = [base for base in self._copy_bases if base <= offset][-1:]
         bases += [base for base in self._copy_bases if base > offset]
@@ -346,53 +222,28 @@ class SplicePlanner:
             assert base is not None
             if expected is not None and base != expected:
                 return
-            file = self._filesystem.open(segment_path(self._copy, base), writable=False)
-            try:
+            with closing(self._filesystem.open(segment_path(self._copy, base), writable=False)) as file:
                 for step in scan(file, ScanRange(base_offset=base, end_offset=following, leader_epoch=epoch)):
-                    if not isinstance(step, WholeBatch):
-                        if not isinstance(step, CleanEnd):
-                            return
+                    if isinstance(step, WholeBatch):
+                        epoch = step.batch.header.leader_epoch
+                        if step.batch.header.base_offset >= offset:
+                            yield step.batch
+                    elif isinstance(step, CleanEnd):
                         expected = step.next_offset
-                        continue
-                    epoch = step.batch.header.leader_epoch
-                    if step.batch.header.base_offset >= offset:
-                        yield _CopyBatch(base, step.position, step.batch.header)
-            finally:
-                file.close()
+                    else:
+                        return
 
-    def _joins_far(self, header: BatchHeader) -> None:
+    def _join_far(self, header: BatchHeader) -> None:
         """Check that our first batch after the taken range is the copy's, too."""
-        far, self._far = self._far, None
-        if self._previous is None or self._previous_is_own or far is None:
+        far = next(self._copy_batches(header.base_offset), None)
+        if far is None:
             return
-        if far != header:
+        if far.header != header:
             raise RepairRefused(
-                f"{self._copy} does not join: its batch at offset {far.base_offset} is not ours, which is the first "
-                "whole one behind the damage"
+                f"{self._copy} does not join: its batch at offset {far.header.base_offset} is not ours, which is the "
+                "first whole one behind the damage"
             )
-        self._is_anchored = True
-
-    def _note(self, header: BatchHeader, *, own: bool) -> None:
-        self._previous, self._previous_is_own = header, own
-        self._next_offset = header.next_offset
-        self._epochs = self._epochs.assigned(max(0, header.leader_epoch), header.base_offset)
-
-    def _finish(self, segment: _Open) -> None:
-        if not segment.holes:
-            return
-        pieces = tuple(piece for piece in segment.pieces if piece.end is None or piece.end > piece.start)
-        self._done.append(
-            SegmentSplice(segment.base_offset, self._next_offset, segment.exists, pieces, tuple(segment.holes))
-        )
-
-
-def _add(pieces: list[Piece], taken: _CopyBatch) -> None:
-    """Add a piece; one that continues the last piece extends it."""
-    end = taken.position + taken.header.size_bytes
-    if pieces and pieces[-1].copy_base == taken.base and pieces[-1].end == taken.position:
-        pieces[-1] = replace(pieces[-1], end=end)
-    else:
-        pieces.append(Piece(taken.position, end, taken.base))
+        self._is_compared = True
 
 
 @dataclass(slots=True)
@@ -455,40 +306,60 @@ class Repairer:
         Raises LogLocked; RepairRefused if the copy does not join, nothing says how batches are to be repaired, or a cut
         would leave damage below it. Nothing was changed then. Raises OSError.
         """
-        with self._alone():
-            state = self._state()
-            before = self._verified()
-            report = RepairReport(self._log.name, dry_run, before)
-            at = cut_at if cut_at is not None else _first_bad(before) if cut else None
-            place = None if at is None else self._cut_place(at, before.log_start_offset)
-            plan = None if copy is None else self._splice_plan(copy, state, before.log_start_offset)
-            if copy is None and place is None and _first_damage(before) is not None:
-                raise RepairRefused(
-                    f"{self._log} is damaged from offset {_first_damage(before)} on: name another copy of it with "
-                    f"--from-copy, or give up what follows with --cut {self._log.name}"
-                )
-            if dry_run:
-                _preview(report, plan, place)
-                return report
-        self._apply(report, plan, place, copy)
+        with ExitStack() as held:
+            repairs: list[SegmentRepair] = []
+            with self._alone():
+                before = self._verified()
+                report = RepairReport(self._log.name, dry_run, before)
+                at = cut_at if cut_at is not None else _first_bad(before) if cut else None
+                place = None if at is None else self._cut_place(at, before.log_start_offset)
+                if copy is not None:
+                    splicer = held.enter_context(closing(self._splicer(copy, before.log_start_offset)))
+                    splicer.run()
+                    repairs = splicer.repairs
+                elif place is None and _first_damage(before) is not None:
+                    raise RepairRefused(
+                        f"{self._log} is damaged from offset {_first_damage(before)} on: name another copy of it with "
+                        f"--from-copy, or give up what follows with --cut {self._log.name}"
+                    )
+                report.spliced = [
+                    {"segment": segment_name(repair.base_offset)} | asdict(hole)
+                    for repair in repairs
+                    for hole in repair.holes
+                    if hole.end_offset > hole.first_offset
+                ]
+                if dry_run:
+                    _preview(report, place)
+                    return report
+                names = segment_facts(self._log, self._filesystem)
+            with self._view() as view:
+                if segment_facts(self._log, self._filesystem) != names:
+                    raise RepairRefused(f"{self._log} was written meanwhile: do it again")
+                self._apply(view, report, repairs, place, copy)
+        report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
         return report
 
-    def _apply(self, report: RepairReport, plan: SplicePlan | None, place: CutPlace | None, copy: Path | None) -> None:
-        with self._view() as view:
-            for segment in plan.segments if plan is not None else ():
-                assert copy is not None
-                self._splice(segment, copy, report)
-            if place is not None:
-                view.give_up(max(view.seen_to, report.before.verified_to))
-                report.cut = view.reserve.call(partial(self._cut, view, place))
-            self._repair_small_files(report, copy)
-            self._drop_seals_that_lie(report, copy)
-            named = {
-                finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is FindingKind.INDEX
-            }
-            report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
-            self._settle(view, place.offset if place is not None else None)
-        report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
+    def _apply(
+        self,
+        view: DirectoryView,
+        report: RepairReport,
+        repairs: Sequence[SegmentRepair],
+        place: CutPlace | None,
+        copy: Path | None,
+    ) -> None:
+        for repair in repairs:
+            report.kept_as += repair.keep_replaced()
+            repair.put()
+        if place is not None:
+            view.give_up(max(view.seen_to, report.before.verified_to))
+            report.cut = view.reserve.call(partial(self._cut, view, place))
+        self._repair_small_files(report, copy)
+        self._drop_seals_that_lie(report, copy)
+        named = {
+            finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is FindingKind.INDEX
+        }
+        report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
+        self._settle(view, place.offset if place is not None else None)
 
     def _state(self) -> LogState:
         """The log's state by the directory; this process holds the lock, so nobody writes."""
@@ -499,31 +370,30 @@ class Repairer:
 
     # ---- plans
 
-    def _splice_plan(self, copy: Path, state: LogState, start: int) -> SplicePlan:
+    def _splicer(self, copy: Path, start: int) -> Splicer:
         copy = checked_log(copy, self._filesystem)
         refuse_compacted(copy, self._filesystem)
         if copy == self._log:
             raise RepairRefused(f"{copy} is the log itself: name the directory of another copy")
         if copy.name != self._log.name:
             raise RepairRefused(f"{copy} is a copy of {copy.name}, not of {self._log.name}")
-        ids = [self._id(self._log), self._id(copy)]
-        planner = SplicePlanner(
+        log_id = self._id(self._log)
+        return Splicer(
             self._filesystem,
             self._log,
             copy,
             start=start,
-            expected=Expected.of(state),
+            expected=Expected.of(self._state()),
             epochs=read_leader_epochs(self._log, self._filesystem),
-            same_id=ids[0] == ids[1] is not None,
+            log_id=log_id,
+            is_same_log=log_id is not None and log_id == self._id(copy),
         )
-        return planner.run()
 
-    def _id(self, log: Path) -> str | None:
+    def _id(self, log: Path) -> UUID | None:
         try:
-            found = read_partition_metadata(log, self._filesystem)
+            return read_partition_metadata(log, self._filesystem)
         except CorruptPartitionMetadata:
             return None
-        return None if found is None else str(found)
 
     def _cut_place(self, offset: int, start: int) -> CutPlace:
         """The place of the batch that holds `offset`, or of damage that begins there."""
@@ -552,66 +422,9 @@ class Repairer:
 
     # ---- deeds
 
-    def _splice(self, segment: SegmentSplice, copy: Path, report: RepairReport) -> None:
-        path = segment_path(self._log, segment.base_offset)
-        if segment.exists:
-            file = self._filesystem.open(path, writable=False)
-            try:
-                for hole in segment.holes:
-                    where = (hole.position, hole.position_end)
-                    kept = keep_range(self._filesystem, path, file, *where, suffix=CORRUPT_SUFFIX)
-                    report.kept_as += [kept] if kept else []
-            finally:
-                file.close()
-        temp = path.with_name(path.name + REPAIR_SUFFIX)
-        try:
-            self._put_together(temp, segment, copy)
-        except OSError:
-            if self._filesystem.exists(temp):
-                self._filesystem.remove(temp)  # so that a full disk does not become fuller
-            raise
-        remove_seals(self._filesystem, self._log, [segment.base_offset])
-        self._filesystem.rename(temp, path)
-        self._filesystem.sync_directory(self._log)
-        report.spliced += _spliced(segment)
-
-    def _put_together(self, temp: Path, segment: SegmentSplice, copy: Path) -> None:
-        target = self._filesystem.open(temp, create=True)
-        try:
-            target.truncate(0)
-            for piece in segment.pieces:
-                base, directory = segment.base_offset, self._log
-                if piece.copy_base is not None:
-                    base, directory = piece.copy_base, copy
-                self._append_piece(target, segment_path(directory, base), piece)
-            target.sync()
-            self._check_spliced(target, segment)
-        finally:
-            target.close()
-
-    def _append_piece(self, target: File, source: Path, piece: Piece) -> None:
-        file = self._filesystem.open(source, writable=False)
-        try:
-            end = file.size() if piece.end is None else piece.end
-            for start in range(piece.start, end, WINDOW_BYTES):
-                data = file.read_at(min(WINDOW_BYTES, end - start), start)
-                target.write_at(data, target.size())
-        finally:
-            file.close()
-
-    def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
-        """Read the new file again before it replaces the old one."""
-        for step in scan(file, ScanRange(base_offset=segment.base_offset)):
-            if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
-                raise RepairRefused(
-                    f"{segment_name(segment.base_offset)} put together anew ends at {step.next_offset}, not at "
-                    f"{segment.end_offset}: the copy changed meanwhile; stop its writer and try again"
-                )
-
     def _cut(self, view: DirectoryView, place: CutPlace) -> Cut:
         """In the order of every cut: keep a copy, checkpoints, later segments, this one or a move, epochs."""
-        segment = Segment(self._filesystem, self._log, place.base_offset, LogConfig())
-        try:
+        with closing(Segment(self._filesystem, self._log, place.base_offset, LogConfig())) as segment:
             size_bytes = max(0, segment.file.size() - place.position)
             keep = quarantine_tail if place.is_bad else keep_range
             tail = keep(self._filesystem, segment.path, segment.file, place.position)
@@ -620,8 +433,6 @@ class Repairer:
             kept, later_bytes = move_aside(self._filesystem, self._log, later)
             kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
             view.reserve.call(lambda: segment.cut(place.position, place.offset))
-        finally:
-            segment.close()
         self._filesystem.sync_directory(self._log)
         epochs = read_leader_epochs(self._log, self._filesystem)
         if epochs is not None and epochs.cut_from(place.offset) != epochs:
@@ -661,15 +472,8 @@ class Repairer:
         assert copy is not None
         if not self._filesystem.exists(copy / name):
             return False
-        with ExitStack() as opened:
-            ours, theirs = (
-                opened.enter_context(closing(self._filesystem.open(where / name, writable=False)))
-                for where in (self._log, copy)
-            )
-            if ours.size() != theirs.size():
-                return False
-            starts = range(0, ours.size(), WINDOW_BYTES)
-            return all(ours.read_at(WINDOW_BYTES, at) == theirs.read_at(WINDOW_BYTES, at) for at in starts)
+        with closing(self._filesystem.open(self._log / name, writable=False)) as file:
+            return holds_range(self._filesystem, copy / name, file, 0, file.size())
 
     def _keep_whole(self, name: str) -> str:
         path = self._log / name
@@ -685,11 +489,8 @@ class Repairer:
         if found.torn is not None and found.torn.offset is not None:
             end = min(end, found.torn.offset)  # above it, a torn tail would count as damage
         for base in list_segments(self._filesystem, self._log):
-            file = self._filesystem.open(segment_path(self._log, base))
-            try:
+            with closing(self._filesystem.open(segment_path(self._log, base))) as file:
                 file.sync()
-            finally:
-                file.close()
         recovery_point = end if found.is_whole else max(end, view.recovery_point or 0)
         high_watermark = end if view.high_watermark is None else min(end, view.high_watermark)
         if end < view.seen_to:  # the copy ends below what readers have seen of ours
@@ -698,7 +499,7 @@ class Repairer:
         view.sync_checkpoints()
         epochs = read_leader_epochs(self._log, self._filesystem)
         epoch = epochs.latest_epoch if epochs is not None else -1
-        view.publish(LogEnds(found.log_start_offset, end, end, high_watermark), epoch)
+        view.publish(LogOffsets(found.log_start_offset, end, end, high_watermark), epoch)
 
     def _lower_checkpoints(self, view: DirectoryView, offset: int) -> None:
         remembered = {
@@ -718,7 +519,7 @@ class Repairer:
             try:
                 yield view
             finally:
-                view.close_unclean()
+                view.close()
         finally:
             directory.release()
 
@@ -747,16 +548,10 @@ def _first_bad(report: VerifyReport) -> int | None:
     return damaged if damaged is not None or torn is None else torn.offset
 
 
-def _preview(report: RepairReport, plan: SplicePlan | None, place: CutPlace | None) -> None:
-    for segment in plan.segments if plan is not None else ():
-        report.spliced += _spliced(segment)
+def _preview(report: RepairReport, place: CutPlace | None) -> None:
     if place is not None:
         report.cut = Cut(place.offset, segment_name(place.base_offset), place.position, 0, "would be cut by name", ())
     report.rebuilt += [f.file for f in report.before.findings if f.kind in {FindingKind.INDEX, FindingKind.FILE}]
-
-
-def _spliced(segment: SegmentSplice) -> list[dict[str, Any]]:
-    return [{"segment": segment_name(segment.base_offset)} | asdict(hole) for hole in segment.holes]
 
 
 _SET_ASIDE = re.compile(r"([0-9]{20})\.log(?:\.[0-9]+)?\.(?:cut|corrupt|stale)(?:\.[0-9]+)?")
@@ -801,25 +596,36 @@ def restore(
         raise BadArgument(
             "file", f"{file.name} is none that a cut leaves: <segment>.log[.<byte>].cut, .corrupt, .stale"
         )
-    if dry_run:
-        with SegmentLog.open_reader(log, isolation="written", filesystem=filesystem) as reader:
-            end = reader.log_end_offset
-        return _restore_report(log, file, end, *_fitting(file, int(match[1]), end, filesystem), dry_run=True)
-    with SegmentLog.open(log, filesystem=filesystem, clock=clock) as opened:
+    with ExitStack() as held:
+        if dry_run:
+            opened: SegmentLog | LogReader = SegmentLog.open_reader(log, isolation="written", filesystem=filesystem)
+        else:
+            opened = SegmentLog.open(log, filesystem=filesystem, clock=clock)
+        held.enter_context(opened)
         end = opened.log_end_offset
         found, refused, stopped = _fitting(file, int(match[1]), end, filesystem)
-        for at in range(0, len(found), _TOGETHER):
-            opened.append_as_is(found[at : at + _TOGETHER])
-        opened.flush()
-        return _restore_report(log, file, end, found, refused, stopped, dry_run=False)
+        if isinstance(opened, SegmentLog):
+            for at in range(0, len(found), _TOGETHER):
+                opened.append_as_is(found[at : at + _TOGETHER])
+            opened.flush()
+    return RestoreReport(
+        log=log.name,
+        file=file.name,
+        dry_run=dry_run,
+        start_offset=end,
+        end_offset=found[-1].header.next_offset if found else end,
+        batches=len(found),
+        records=sum(batch.header.record_count for batch in found),
+        refused=refused,
+        stopped=stopped,
+    )
 
 
 def _fitting(
     file: Path, segment: int, end: int, filesystem: Filesystem
 ) -> tuple[list[RecordBatch], str | None, str | None]:
     """(the whole batches that follow offset `end`, why there is none, why no more)."""
-    opened = filesystem.open(file, writable=False)
-    try:
+    with closing(filesystem.open(file, writable=False)) as opened:
         try:
             first = BatchHeader.parse(opened.read_at(HEADER_BYTES, 0))
         except CorruptRecordBatch as error:
@@ -834,28 +640,3 @@ def _fitting(
                 stopped = getattr(step, "reason", "zeros follow")
                 return found, None if found else stopped, f"byte {step.position}, offset {step.next_offset}: {stopped}"
         return found, None, None
-    finally:
-        opened.close()
-
-
-def _restore_report(  # noqa: PLR0913, PLR0917 - the parts of one report
-    log: Path,
-    file: Path,
-    end: int,
-    found: list[RecordBatch],
-    refused: str | None,
-    stopped: str | None,
-    *,
-    dry_run: bool,
-) -> RestoreReport:
-    return RestoreReport(
-        log=log.name,
-        file=file.name,
-        dry_run=dry_run,
-        start_offset=end,
-        end_offset=found[-1].header.next_offset if found else end,
-        batches=len(found),
-        records=sum(batch.header.record_count for batch in found),
-        refused=refused,
-        stopped=stopped,
-    )

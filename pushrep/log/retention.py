@@ -42,9 +42,27 @@ A broken lease holds nothing. Its reader may go on, and gets OffsetOutOfRange fo
     before an append             only while the disk is too full: look again, refuse
 
     level      ROOM   TIGHT           PRESSED, FULL                                FULL
-    done       -      (disk_space)    leases are broken, a pass of retention       appends are refused
+    done       -      (disk.py)       leases are broken, a pass of retention       appends are refused
 
 A simulated clock gets no thread: its log calls `after_flush` itself, in the appending thread.
+
+Secondary indexes (derived stores): data computed from a log's records, in step with it through crashes and cuts.
+
+    log     0 ─────────────────── flushed ──── end        given in order, whole batches, never above the flushed offset
+    store   0 ──────── end_offset ┄┄┄▶                    the store itself says where to go on after a restart
+
+At open, before anything else looks at the log (the log ends at `end`, begins at `start`):
+
+    the store                                                     what is done
+    holds nothing                                                 kept; given the batches from the log's start on
+    holds something, the log has no record, and ends elsewhere    destroyed
+    ends above `end`                                              cut to `end`, judged again
+    its last record's leader epoch is not the log's there         cut to where that epoch of the log began, judged again
+                                                                  - or destroyed, if the log begins no earlier
+    else                                                          kept; given the batches from its own end on
+
+Cutting a log cuts the stores first: after a crash in between a store may lack records, but never has too many. Model:
+RocketMQ's consume queue and index, which are dispatched from the commit log and truncated with it.
 """
 
 import logging
@@ -53,72 +71,203 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import islice, pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
-from pushrep.env import Clock, Filesystem
+from pushrep.env import Clock, Filesystem, file_size
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.config import DiskLimits, LogConfig
 from pushrep.log.directory_files import segment_path
-from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskHeadroom, DiskLevel, DiskWatch
+from pushrep.log.disk import LOOK_MS, DiskHeadroom, DiskLevel, DiskWatch, above_limit
 from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.reader import BatchReader, Bounds
-from pushrep.log.secondary_indexes import DerivedStores
 from pushrep.log.segment import SealedSegment, newest_timestamp_ms
+from pushrep.records import RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
+
+
+class DerivedStore(Protocol):
+    """Data computed from a log. Calls to one store never overlap; its OSError is raised by the log's caller."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        ...
+
+    @property
+    def end_offset(self) -> int:
+        """It holds everything below; 0 if it holds nothing. May rise without `dispatch`, if the store learns records
+        elsewhere.
+        """
+        ...
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """(offset, leader epoch) of its last record; None if it holds nothing."""
+        ...
+
+    def cut_to(self, offset: int) -> None:
+        """Forget all from `offset` on, durably, and more if need be: `end_offset` is at most `offset` then."""
+        ...
+
+    def destroy(self) -> None:
+        """Forget everything, durably; `end_offset` is 0 then."""
+        ...
+
+    def dispatch(self, batch: RecordBatch) -> None:
+        """Add the next batch; records that it holds already change nothing."""
+        ...
+
+    def sync(self) -> None:
+        """Bring it to disk, because the log may be about to remove the records."""
+        ...
+
+
+class Verdict(Enum):
+    """The decisions without a number."""
+
+    KEPT = auto()
+    DESTROYED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    """Forget everything from `offset` on."""
+
+    offset: int
+
+
+Judgement: TypeAlias = Verdict | CutTo
+
+
+def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> Judgement:
+    """What to do with a store in this state beside a log with these bounds; see the file's map."""
+    if end_offset == 0:
+        return Verdict.KEPT
+    if log.start == log.end != end_offset:
+        return Verdict.DESTROYED
+    if end_offset > log.end:
+        return CutTo(log.end) if log.end else Verdict.DESTROYED
+    if last is None or not last[0] < end_offset:
+        return Verdict.DESTROYED  # the store contradicts itself
+    offset, epoch = last
+    if offset < log.start or epochs.epoch_of(offset) in {epoch, -1}:
+        return Verdict.KEPT  # the log has no epoch for removed records
+    began = max((start for _, start in epochs.entries if start <= offset), default=0)
+    return CutTo(began) if began > log.start else Verdict.DESTROYED
+
+
+class DerivedStores:
+    """The stores of one log. Thread-safe. `lock` is held while the log is cut, so that no store gets a batch then."""
+
+    def __init__(self, stores: Sequence[DerivedStore]) -> None:
+        self._stores = tuple(stores)
+        self.lock = threading.RLock()
+
+    def __bool__(self) -> bool:
+        return bool(self._stores)
+
+    def lowest_end(self) -> tuple[int, str] | None:
+        """(end, name) of the store with the lowest end; None without stores."""
+        return min(((store.end_offset, f"the derived store {store.name}") for store in self._stores), default=None)
+
+    def highest_end(self) -> int:
+        """The highest end of a store, 0 without stores: the log was flushed at least so far."""
+        return max((store.end_offset for store in self._stores), default=0)
+
+    def settle(self, log: Bounds, epochs: LeaderEpochs) -> None:
+        """Cut or destroy stores that do not agree with the log. Raises PushrepError, OSError."""
+        for store in self._stores:
+            while (judgement := judge(store.end_offset, store.last, log, epochs)) is not Verdict.KEPT:
+                if isinstance(judgement, CutTo):
+                    _cut(store, judgement.offset)
+                else:
+                    _destroy(store)
+
+    def cut_to(self, offset: int) -> None:
+        """The log is about to be cut there. Raises PushrepError, OSError."""
+        with self.lock:
+            for store in self._stores:
+                if store.end_offset > offset:
+                    _cut(store, offset) if offset else _destroy(store)
+
+    def dispatch(self, reader: BatchReader, log: Bounds) -> None:
+        """Dispatch to each store the whole batches in `log` that it lacks. Raises CorruptBatch, OSError, the store's
+        errors.
+        """
+        with self.lock:
+            for store in self._stores:
+                start = max(store.end_offset, log.start)
+                if start >= log.end:
+                    continue
+                for batch in reader.batches(start, log.end):
+                    if batch.header.next_offset > log.end:
+                        break
+                    if batch.header.next_offset > store.end_offset:
+                        store.dispatch(batch)
+
+    def sync(self) -> None:
+        """Sync all stores."""
+        with self.lock:
+            for store in self._stores:
+                store.sync()
+
+
+def _cut(store: DerivedStore, offset: int) -> None:
+    store.cut_to(offset)
+    _check_end(store, offset, f"cut to {offset}")
+
+
+def _destroy(store: DerivedStore) -> None:
+    store.destroy()
+    _check_end(store, 0, "destroyed")
+
+
+def _check_end(store: DerivedStore, offset: int, what: str) -> None:
+    if store.end_offset > offset:
+        raise PushrepError(
+            f"the derived store {store.name} still ends at {store.end_offset} after it was {what}: remove its "
+            "files, it is built anew when the log is opened"
+        )
+
 
 OnLeaseBroken = Callable[[str], None]
 """Called with the reason when a lease is broken; in any thread, and it must not wait for the log."""
 
 
 class Lease:
-    """Keeps all from `offset` on from being removed. Made by `SegmentLog.acquire_lease`; a context manager."""
+    """Keeps all from `offset` on from being removed. Made by `SegmentLog.acquire_lease`; a context manager.
+
+    broken: why it was broken; None while it holds.
+    """
 
     def __init__(self, leases: "Leases", name: str, offset: int, on_broken: OnLeaseBroken | None) -> None:
-        self.name = name
-        self._leases, self._on_broken = leases, on_broken
-        self._offset = offset
-        self._broken: str | None = None
-        self.renewed_ms = 0
-
-    @property
-    def offset(self) -> int:
-        """The first offset that it holds."""
-        return self._offset
-
-    @property
-    def broken(self) -> str | None:
-        """Why it was broken; None while it holds."""
-        return self._broken
+        self.name, self.offset = name, offset
+        self.broken: str | None = None
+        self.on_broken, self.renewed_ms = on_broken, leases.clock.monotonic_ms()
+        self._leases = leases
 
     def renew(self, offset: int | None = None) -> None:
         """Go on holding, from `offset` on (None: as before; never lower).
 
         Raises LeaseBroken; in a fork of the process that took it ForkedProcess, as `release` does.
         """
-        self._leases.renew(self, offset)
+        with self._leases.held_for(self) as held:
+            if self not in held:
+                raise LeaseBroken(self.name, self.broken or "it was released")
+            self.offset = self.offset if offset is None else max(self.offset, offset)
+            self.renewed_ms = self._leases.clock.monotonic_ms()
 
     def release(self) -> None:
         """End the lease. A second call is fine, also for a broken lease."""
-        self._leases.release(self)
-
-    def moved_to(self, offset: int, now_ms: int) -> None:
-        """For Leases."""
-        self._offset, self.renewed_ms = max(self._offset, offset), now_ms
-
-    def break_for(self, reason: str) -> None:
-        """For Leases; calls the holder back, and logs what that raises."""
-        self._broken = reason
-        _LOG.warning("the lease of %s from offset %d on is broken: %s", self.name, self._offset, reason)
-        if self._on_broken is not None:
-            try:
-                self._on_broken(reason)
-            except Exception:  # noqa: BLE001 - whatever it is, it is the holder's own
-                _LOG.exception("%s could not be notified that its lease is broken", self.name)
+        with self._leases.held_for(self) as held:
+            held.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -128,16 +277,12 @@ class Lease:
     ) -> None:
         self.release()
 
-    def __repr__(self) -> str:
-        state = f"broken: {self._broken}" if self._broken else f"from {self._offset} on"
-        return f"<Lease {self.name} {state}>"
-
 
 class Leases:
     """The leases of one log. Thread-safe."""
 
     def __init__(self, clock: Clock, max_s: int) -> None:
-        self._clock, self._max_s = clock, max_s
+        self.clock, self._max_s = clock, max_s
         self._lock = threading.Lock()
         self._held: set[Lease] = set()
         self._owner_pid = os.getpid()
@@ -153,44 +298,37 @@ class Leases:
         """A lease from `offset` on, which the caller has checked to be in the log."""
         lease = Lease(self, name, offset, on_broken)
         with self._lock:
-            lease.moved_to(offset, self._clock.monotonic_ms())
             self._held.add(lease)
         return lease
 
-    def renew(self, lease: Lease, offset: int | None) -> None:
-        """See Lease.renew."""
-        self._check_fork(lease)
+    @contextmanager
+    def held_for(self, lease: Lease) -> Iterator[set[Lease]]:
+        """The leases that hold, for that one to change. A forked child's copy holds nothing, and a thread of the parent
+        may have held its lock at the fork: there it raises ForkedProcess.
+        """
+        if os.getpid() != self._owner_pid:
+            raise ForkedProcess(f"the lease of {lease.name}", owner_pid=self._owner_pid, pid=os.getpid())
         with self._lock:
-            if lease not in self._held:
-                raise LeaseBroken(lease.name, lease.broken or "it was released")
-            lease.moved_to(lease.offset if offset is None else offset, self._clock.monotonic_ms())
+            yield self._held
 
-    def release(self, lease: Lease) -> None:
-        """See Lease.release."""
-        self._check_fork(lease)
+    def break_all(self, reason: str, *, is_late: bool = False) -> None:
+        """Break every lease, or those that were not renewed in time, and notify their holders with the reason."""
+        since_ms = self.clock.monotonic_ms() - self._max_s * 1000
         with self._lock:
-            self._held.discard(lease)
+            broken = [lease for lease in self._held if not is_late or lease.renewed_ms < since_ms]
+            self._held.difference_update(broken)
+        for lease in broken:
+            lease.broken = reason
+            _LOG.warning("the lease of %s from offset %d on is broken: %s", lease.name, lease.offset, reason)
+            if lease.on_broken is not None:
+                try:
+                    lease.on_broken(reason)
+                except Exception:  # noqa: BLE001 - whatever it is, it is the holder's own
+                    _LOG.exception("%s could not be notified that its lease is broken", lease.name)
 
     def expire(self) -> None:
         """Break the leases that were not renewed in time."""
-        now_ms = self._clock.monotonic_ms()
-        with self._lock:
-            late = [lease for lease in self._held if now_ms - lease.renewed_ms > self._max_s * 1000]
-            self._held.difference_update(late)
-        for lease in late:
-            lease.break_for(f"it was not renewed for {self._max_s} s")
-
-    def break_all(self, reason: str) -> None:
-        """Break every lease, and notify its holder with the reason."""
-        with self._lock:
-            held, self._held = self._held, set()
-        for lease in held:
-            lease.break_for(reason)
-
-    def _check_fork(self, lease: Lease) -> None:
-        """A forked child's copy holds nothing, and a thread of the parent may have held its lock at the fork."""
-        if os.getpid() != self._owner_pid:
-            raise ForkedProcess(f"the lease of {lease.name}", owner_pid=self._owner_pid, pid=os.getpid())
+        self.break_all(f"it was not renewed for {self._max_s} s", is_late=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,9 +478,7 @@ class Retention:
     def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None) -> Lease:
         """Hold everything from `offset` on. Raises OffsetOutOfRange."""
         with self._lock:
-            bounds = self._log.bounds()
-            if not bounds.start <= offset <= bounds.end:
-                raise OffsetOutOfRange(offset, *bounds)
+            self._checked(offset)
             return self._leases.acquire(name, offset, on_broken)
 
     @contextmanager
@@ -379,17 +515,31 @@ class Retention:
             _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
             return self._move_log_start(chosen[-1].end_offset)
 
-    def purge(self, before_offset: int) -> int:
+    def purge(self, before_offset: int, *, inside: bool = False) -> int:
         """Remove the whole segments that end at or below `before_offset`; the log start offset then.
 
-        Raises OffsetOutOfRange, StillNeeded, OSError.
+        inside: the log then starts at `before_offset`, also inside of a segment. Raises OffsetOutOfRange, StillNeeded,
+        OSError.
         """
         with self._lock:
-            bounds = self._log.bounds()
-            if not bounds.start <= before_offset <= bounds.end:
-                raise OffsetOutOfRange(before_offset, *bounds)
-            start = max((base for base in self._log.bases(fresh=True) if base <= before_offset), default=bounds.start)
-            return self._cut_below(max(start, bounds.start))
+            start = before_offset
+            bounds = self._checked(before_offset)
+            if not inside:
+                start = max((base for base in self._log.bases(fresh=True) if base <= start), default=bounds.start)
+            if start > bounds.start:
+                self._leases.expire()
+                self._bring_derived_up()
+                needed_from, by = self._floor()
+                if start > needed_from:
+                    raise StillNeeded(start, needed_from, by)
+                self._move_log_start(start)
+            return self._log.bounds().start
+
+    def _checked(self, offset: int) -> Bounds:
+        bounds = self._log.bounds()
+        if not bounds.start <= offset <= bounds.end:
+            raise OffsetOutOfRange(offset, *bounds)
+        return bounds
 
     def purge_old(
         self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
@@ -414,28 +564,6 @@ class Retention:
                 kept_by=by if is_held else None,
                 needed_from=needed_from if is_held else None,
             )
-
-    def delete_records(self, before_offset: int) -> int:
-        """Let the log start at `before_offset`, and remove the segments below it; the log start offset then.
-
-        Raises OffsetOutOfRange, StillNeeded, OSError.
-        """
-        with self._lock:
-            bounds = self._log.bounds()
-            if not bounds.start <= before_offset <= bounds.end:
-                raise OffsetOutOfRange(before_offset, *bounds)
-            return self._cut_below(before_offset)
-
-    def _cut_below(self, offset: int) -> int:
-        start = self._log.bounds().start
-        if offset > start:
-            self._leases.expire()
-            self._bring_derived_up()
-            needed_from, by = self._floor()
-            if offset > needed_from:
-                raise StillNeeded(offset, needed_from, by)
-            self._move_log_start(offset)
-        return self._log.bounds().start
 
     def _move_log_start(self, offset: int) -> tuple[int, ...]:
         # Soon only the derived stores hold anything of these records. A full disk must not stop what frees it.
@@ -495,24 +623,12 @@ class Retention:
 
     def _size(self, base: int) -> int:
         if base not in self._sizes:
-            file = self._filesystem.open(segment_path(self._directory, base), writable=False)
-            try:
-                self._sizes[base] = file.size()
-            finally:
-                file.close()
+            self._sizes[base] = file_size(self._filesystem, segment_path(self._directory, base)) or 0
         return self._sizes[base]
 
 
 DERIVED_SYNC_MS = 10_000
 """How often changed derived stores are synced, beside after a roll: after a kill they read at most so much again."""
-
-
-class MaintainedLog(Protocol):
-    """The writer, as BackgroundTasks see it."""
-
-    @property
-    def stable_offset(self) -> int: ...
-    def bounds(self) -> Bounds: ...
 
 
 class BackgroundTasks:
@@ -527,10 +643,10 @@ class BackgroundTasks:
         self._clock, self._synced_ms = clock, clock.monotonic_ms()
         self._level = DiskLevel.ROOM
         self._rolled = False
-        self._log: MaintainedLog | None = None
+        self._log: KeptLog | None = None
         self._flusher: Flusher | None = None
 
-    def begin(self, log: MaintainedLog, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
+    def begin(self, log: KeptLog, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
         """The log is open. flusher: None on a simulated clock."""
         self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
         if flusher is not None:
@@ -547,11 +663,11 @@ class BackgroundTasks:
         self.retention.break_leases("the log was closed")
 
     def check_disk(self) -> None:
-        """Raise DiskAboveLimit while the disk is too full for appends; else this costs one comparison."""
+        """Raise AppendFailed while the disk is too full for appends; else this costs one comparison."""
         if self._level is DiskLevel.FULL:
             self._level = self._watch.level(self._limits, max_age_ms=0)
             if self._level is DiskLevel.FULL:
-                raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
+                raise above_limit(self._watch.path, self._watch.usage, self._limits)
 
     def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None) -> Lease:
         """See Retention. Raises LeaseBroken if the disk is so full that the lease would be broken at once."""
@@ -562,7 +678,7 @@ class BackgroundTasks:
         return lease
 
     def about_to_cut(self, offset: int) -> None:
-        """The log will end at `offset`: cut the derived stores first. Raises DerivedStoreFailed, OSError."""
+        """The log will end at `offset`: cut the derived stores first. Raises PushrepError, OSError."""
         if self._log is not None:
             self.retention.forget()
         self._derived.cut_to(offset)

@@ -16,7 +16,7 @@ removed, repaired or reopened meanwhile is skipped.
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,10 +24,10 @@ from uuid import UUID
 
 from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
-from pushrep.log.directory_files import parse_log_name, segment_path
+from pushrep.log.directory_files import segment_path
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
-from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, count_in_history, scan_vectorised
+from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_vectorised
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -252,24 +252,17 @@ class Scrub:
         headers = HeadersCrc()
         end: ScanEnd | None = None
         self._replaced.discard((log.path, base))
-        what = ScanRange(base_offset=base, end_offset=following, recovery_point=following)
-        file = self._filesystem.open(segment_path(log.path, base), writable=False)
-        try:
+        what = ScanRange(base_offset=base, end_offset=following, recovery_point=following, epochs=log.leader_epochs)
+        with closing(self._filesystem.open(segment_path(log.path, base), writable=False)) as file:
             file.drop_cache()  # read from the disk, not from the page cache
             for step in scan_vectorised(file, what):
                 if not isinstance(step, BatchRun):
                     end = step
                     break
-                in_history = step.first(count_in_history(step, log.leader_epochs))
-                headers.add_run(in_history)
-                if len(in_history) < len(step):
-                    end = _of_another_history(step, len(in_history), log.leader_epochs)
-                    break
+                headers.add_run(step)
                 read = int(step.size_bytes.sum())
                 self._status = replace(self._status, bytes_read=self._status.bytes_read + read)
                 yield read
-        finally:
-            file.close()
         if (base, following) not in log.sealed() or end is None or (log.path, base) in self._replaced:
             return  # it was cut, removed or repaired meanwhile
         self._status = replace(self._status, segments=self._status.segments + 1)
@@ -281,32 +274,21 @@ class Scrub:
             self._found(log, base, following, end, why)
             return
         seal = read_seal(self._filesystem, log.path, base)
-        if seal is None:
-            self._make_seal(log, base, end, headers)
-        else:
-            partition = parse_log_name(log.path.name)[1]
-            why_not = seal.contradiction(log.log_id, partition, base, end.next_offset, end.position, headers)
-            if why_not is not None:
+        log_id = log.log_id or (None if seal is None else seal.log_id)
+        if log_id is not None:
+            found = headers.seal(log_id, log.path, base, end.next_offset, end.position)
+            if seal is None:
+                self._keep_seal(log, found)
+            elif (why_not := seal.contradiction(found)) is not None:
                 self._found(log, base, following, CleanEnd(0, base), why_not)
                 return
         self._is_whole(log, base)
 
-    def _make_seal(self, log: Scrubbed, base: int, end: CleanEnd, headers: HeadersCrc) -> None:
-        if log.log_id is None:
-            return
-        seal = Seal(
-            log_id=log.log_id,
-            partition=parse_log_name(log.path.name)[1],
-            base_offset=base,
-            end_offset=end.next_offset,
-            size_bytes=end.position,
-            batches=headers.batches,
-            headers_crc=headers.value,
-        )
+    def _keep_seal(self, log: Scrubbed, seal: Seal) -> None:
         with suppress(OSError):  # on a full disk: a later pass makes it
             if log.keep_seal(seal):
                 self._status = replace(self._status, seals_made=self._status.seals_made + 1)
-                name = segment_path(Path(), base).name
+                name = segment_path(Path(), seal.base_offset).name
                 _LOG.info("%s: %s had no seal, its offsets and CRCs hold: it was sealed", log.path, name)
 
     def _found(self, log: Scrubbed, base: int, following: int, end: ScanEnd, reason: str) -> None:
@@ -318,8 +300,3 @@ class Scrub:
         gone = (log.path.name, segment_path(Path(), base).name)
         kept = tuple(found for found in self._status.findings if (found.log, found.segment) != gone)
         self._status = replace(self._status, findings=kept)
-
-
-def _of_another_history(run: BatchRun, number: int, epochs: LeaderEpochs) -> Damage:
-    base_offset, leader_epoch = int(run.base_offset[number]), int(run.leader_epoch[number])
-    return Damage(int(run.position[number]), base_offset, epochs.contradiction(base_offset, leader_epoch) or "")

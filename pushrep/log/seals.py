@@ -24,8 +24,8 @@ from uuid import UUID
 
 import google_crc32c
 
-from pushrep.env import Filesystem, read_whole, write_whole
-from pushrep.log.directory_files import SEAL_SUFFIX, segment_path
+from pushrep.env import Filesystem, put_in_place, read_whole, write_beside
+from pushrep.log.directory_files import SEAL_SUFFIX, BadLogFile, parse_log_name, segment_path
 from pushrep.records import BatchRun
 from pushrep.records.header import SEALED_BYTES
 
@@ -41,10 +41,6 @@ _FOLD_BYTES = 64 << 10
 assert SEAL_BYTES == 84, "docs/internals/formats/directory-files.md says so"
 
 
-class BadSeal(ValueError):
-    """The bytes are no seal."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
     """What a segment held."""
@@ -57,29 +53,21 @@ class Seal:
     batches: int
     headers_crc: int
 
-    def contradiction(  # noqa: PLR0913, PLR0917 - what identifies a segment
-        self,
-        log_id: UUID | None,
-        partition: int,
-        base_offset: int,
-        end_offset: int,
-        size_bytes: int,
-        found: "HeadersCrc",
-    ) -> str | None:
-        """Why a segment is not the sealed one; None if it is. log_id: None if it is unknown."""
-        if log_id is not None and self.log_id != log_id:
-            return f"it was sealed as a segment of log {self.log_id}, this is {log_id}"
-        if self.partition != partition:  # Kafka's partitions of one topic share an id
-            return f"it was sealed as a segment of partition {self.partition}, this is {partition}"
-        if self.base_offset != base_offset:
+    def contradiction(self, found: "Seal") -> str | None:
+        """Why the segment that was found is not the sealed one; None if it is."""
+        if self.log_id != found.log_id:
+            return f"it was sealed as a segment of log {self.log_id}, this is {found.log_id}"
+        if self.partition != found.partition:  # Kafka's partitions of one topic share an id
+            return f"it was sealed as a segment of partition {self.partition}, this is {found.partition}"
+        if self.base_offset != found.base_offset:
             return f"it was sealed as the segment that begins at {self.base_offset}"
-        if (found.batches, end_offset, size_bytes) != (self.batches, self.end_offset, self.size_bytes):
+        if (found.batches, found.end_offset, found.size_bytes) != (self.batches, self.end_offset, self.size_bytes):
             return (
-                f"{found.batches} batches to {end_offset} in {size_bytes} bytes where {self.batches} to "
+                f"{found.batches} batches to {found.end_offset} in {found.size_bytes} bytes where {self.batches} to "
                 f"{self.end_offset} in {self.size_bytes} were sealed (if a broker wrote to it since: remove its seal)"
             )
-        if found.value != self.headers_crc:
-            return f"its headers' CRC-32C is 0x{found.value:08x}, sealed was 0x{self.headers_crc:08x}"
+        if found.headers_crc != self.headers_crc:
+            return f"its headers' CRC-32C is 0x{found.headers_crc:08x}, sealed was 0x{self.headers_crc:08x}"
         return None
 
 
@@ -111,6 +99,18 @@ class HeadersCrc:
         """How many batches there were."""
         return (self._folded_bytes + len(self.pending)) // SEALED_BYTES
 
+    def seal(self, log_id: UUID, log: Path, base_offset: int, end_offset: int, size_bytes: int) -> Seal:
+        """The seal of a segment of these batches."""
+        return Seal(
+            log_id=log_id,
+            partition=parse_log_name(log.name)[1],
+            base_offset=base_offset,
+            end_offset=end_offset,
+            size_bytes=size_bytes,
+            batches=self.batches,
+            headers_crc=self.value,
+        )
+
     def fold_if_due(self) -> None:
         """Keep the memory small."""
         if len(self.pending) >= _FOLD_BYTES:
@@ -139,15 +139,15 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(data: bytes) -> Seal:
-    """Raises BadSeal."""
+    """Raises BadLogFile."""
     if len(data) != SEAL_BYTES:
-        raise BadSeal(f"{len(data)} bytes where {SEAL_BYTES} are expected")
+        raise BadLogFile(f"{len(data)} bytes where {SEAL_BYTES} are expected")
     body = data[: _BODY.size]
     magic, version, log_id, partition, headers_crc, base, end, size, batches = _BODY.unpack(body)
     if magic != _MAGIC or _CRC.unpack_from(data, _BODY.size)[0] != google_crc32c.value(body):
-        raise BadSeal("its CRC does not match" if magic == _MAGIC else "it is no seal")
+        raise BadLogFile("its CRC does not match" if magic == _MAGIC else "it is no seal")
     if version != VERSION:
-        raise BadSeal(f"version {version} where {VERSION} is read")
+        raise BadLogFile(f"version {version} where {VERSION} is read")
     return Seal(
         log_id=UUID(bytes=log_id),
         partition=partition,
@@ -163,18 +163,18 @@ def read_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | Non
     """The seal of the segment; None if there is none, or it can't be read, which is logged. Raises OSError."""
     try:
         return checked_seal(filesystem, log, base_offset)
-    except BadSeal as error:
+    except BadLogFile as error:
         _LOG.warning("%s counts as absent: %s", segment_path(log, base_offset, SEAL_SUFFIX), error)
         return None
 
 
 def checked_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | None:
-    """The same. Raises BadSeal, OSError."""
+    """The same. Raises BadLogFile, OSError."""
     try:
         data = read_whole(filesystem, segment_path(log, base_offset, SEAL_SUFFIX), SEAL_BYTES)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise BadSeal(error.strerror) from error
+            raise BadLogFile(error.strerror) from error
         raise
     return decode_seal(data) if data is not None else None
 
@@ -191,4 +191,6 @@ def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> Non
 
 def write_seal(filesystem: Filesystem, log: Path, seal: Seal) -> None:
     """Write and sync the file, which others see whole; the caller syncs the directory for its name. Raises OSError."""
-    write_whole(filesystem, segment_path(log, seal.base_offset, SEAL_SUFFIX), encode_seal(seal))
+    path = segment_path(log, seal.base_offset, SEAL_SUFFIX)
+    write_beside(filesystem, path, encode_seal(seal))
+    put_in_place(filesystem, path)

@@ -22,16 +22,16 @@ import errno
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.env import File, Filesystem
+from pushrep.env import File, Filesystem, file_size
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
-from pushrep.log.errors import CorruptBatch, OffsetsExhausted
+from pushrep.log.errors import CorruptBatch
 from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.walk import (
@@ -176,7 +176,7 @@ class Segment:
     def append(self, batch: RecordBatch) -> None:
         """Append a stamped batch; it is in the file after `write` at the latest. Small ones are written together.
 
-        Raises OSError, OffsetsExhausted (the end offset has to be a valid one, too); the caller then calls `rewind`.
+        Raises OSError, also if the end offset would be no valid one; the caller then calls `rewind`.
         """
         header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
         unwritten.append(data)
@@ -184,7 +184,8 @@ class Segment:
             pending += data[:SEALED_BYTES]
         self.index_batch(self._tail.size_bytes, header)
         if self._tail.next_offset > OFFSET_MAX:
-            raise OffsetsExhausted(self.path, header.base_offset, len(batch))
+            why = f"{len(batch)} records from offset {header.base_offset} on reach the end of all offsets, 2^63 - 1"
+            raise OSError(errno.EOVERFLOW, why)
         if len(data) > _TOGETHER_BYTES_MAX or len(unwritten) == _TOGETHER_MAX:
             self.write()
 
@@ -306,19 +307,11 @@ class Segment:
                 self.index_run(step)
             yield step
 
-    def seal(self, log_id: UUID | None, partition: int) -> Seal | None:
+    def seal(self, log_id: UUID | None) -> Seal | None:
         """The seal of its present content; None unless this object appended every batch of it."""
         if self._headers is None or log_id is None:
             return None
-        return Seal(
-            log_id=log_id,
-            partition=partition,
-            base_offset=self.base_offset,
-            end_offset=self.next_offset,
-            size_bytes=self.size_bytes,
-            batches=self._headers.batches,
-            headers_crc=self._headers.value,
-        )
+        return self._headers.seal(log_id, self.path.parent, self.base_offset, self.next_offset, self.size_bytes)
 
     def _begin_headers(self) -> None:
         self._headers = HeadersCrc()
@@ -463,12 +456,7 @@ def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int]
     first = max(0, bisect_right(bases, offset) - 1)
     size = 0
     for base in bases[first:]:
-        with suppress(FileNotFoundError):
-            file = filesystem.open(segment_path(directory, base), writable=False)
-            try:
-                size += file.size()
-            finally:
-                file.close()
+        size += file_size(filesystem, segment_path(directory, base)) or 0
     if bases and offset > bases[first]:
         index = IndexFile(filesystem, segment_path(directory, bases[first], INDEX_SUFFIX), OFFSET_ENTRY)
         entry = index.floor(offset - 1 - bases[first])
@@ -488,8 +476,7 @@ class SealedSegment:
 def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: SealedSegment) -> int:
     """The newest timestamp in the segment, -1 if it has none. Raises CorruptBatch where it can't be read, OSError."""
     path = segment_path(directory, segment.base_offset)
-    file = filesystem.open(path, writable=False)
-    try:
+    with closing(filesystem.open(path, writable=False)) as file:
         newest = -1
         for step in scan(file, _believed(filesystem, directory, segment, file)):
             if isinstance(step, WholeBatch):
@@ -497,8 +484,6 @@ def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: Sealed
             elif not isinstance(step, CleanEnd):
                 raise CorruptBatch(step.next_offset, path, step.position, step.reason)
         return newest
-    finally:
-        file.close()
 
 
 def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, file: File) -> ScanRange:

@@ -18,18 +18,21 @@ Whether a log with replicas lost records is known only when it is opened:
 `on_lost` is called before a checkpoint is lowered, so that after a crash in between the next opening calls it. It
 writes the end to promises.json: until the log ends there again, its member is not counted. After damage only records
 known to be on disk count, not what a scan might find.
+
+What the logs of one outbox say together, in the outbox and on a node: disk, scrub, recovery, syncs.
 """
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID, uuid4
 
 from filtering.closing import ClosedAtExit
@@ -50,23 +53,30 @@ from pushrep.log.directory_files import (
     write_lists_of_epochs,
     write_partition_metadata,
 )
-from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
-from pushrep.log.disk_threads import ManyFiles, run_beside_each_other
-from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata, NotALog, OffsetOutOfRange
-from pushrep.log.flush_scheduler import process_flusher
-from pushrep.log.group_commit import may_be_interrupted
-from pushrep.log.published import LogEnds
+from pushrep.log.disk import DiskLevel, DiskStatus, DiskWatch, ManyFiles, above_limit, run_beside_each_other
+from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata, NotALog, OffsetOutOfRange, RepairRefused
+from pushrep.log.flush_scheduler import may_be_interrupted, process_flusher
+from pushrep.log.published import LogOffsets
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
-from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
-from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, OnLeaseBroken, Purged, Retention
-from pushrep.log.scrub import Scrub, ScrubFinding
-from pushrep.log.secondary_indexes import DerivedStore, DerivedStores
-from pushrep.log.segment_repair import SegmentRepair, new_indexes, rebuild_suspect_indexes
+from pushrep.log.recovery import Opening, Recovered, Recovery, RecoveryReport
+from pushrep.log.retention import (
+    BackgroundTasks,
+    DerivedStore,
+    DerivedStores,
+    Lease,
+    NeededFrom,
+    OnLeaseBroken,
+    Purged,
+    Retention,
+)
+from pushrep.log.scrub import Scrub, ScrubFinding, ScrubStatus
+from pushrep.log.segment_repair import SegmentRepair, new_indexes
 from pushrep.log.writer import LogContext, LogWriter, WriterState
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.status import Blocks, Histogram, Problem
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -83,15 +93,7 @@ class Attached:
     lost: "_Lost | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedLog:
-    """The parts of an open log."""
-
-    log_id: UUID
-    report: RecoveryReport
-    writer: LogWriter
-    reader: BatchReader
-    background: BackgroundTasks
+OpenedLog: TypeAlias = tuple[UUID, RecoveryReport, LogWriter, BatchReader, BackgroundTasks]
 
 
 def open_log(context: LogContext, attached: Attached) -> OpenedLog:
@@ -124,7 +126,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
-    return OpenedLog(log_id, report, writer, reader, background)
+    return log_id, report, writer, reader, background
 
 
 _SHARED_MS = 1000
@@ -304,11 +306,9 @@ class SegmentLog(ClosedAtExit):
         self._directory, self._context = directory, context
         self.path: Path = context.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
-        self.log_id = opened.log_id
-        self.recovery: RecoveryReport = opened.report
+        self.log_id, self.recovery, self._writer, self._reader, self._background = opened
         self.cuts = self.quarantines = 0
         """How often it was truncated, and how often damage was quarantined, since it was opened."""
-        self._writer, self._reader, self._background = opened.writer, opened.reader, opened.background
         config = context.config
         scrub = directory.scrub
         scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
@@ -343,8 +343,8 @@ class SegmentLog(ClosedAtExit):
         `advance_high_watermark` raises the high watermark; else it is the log end offset. `on_lost(end)` is called if
         the log of replicas held records up to `end` and ends below; its error is raised.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
-        NotALogDirectory for what can't be one, CompactedLog, CorruptLog if files are missing,
-        CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
+        NotALog for what can't be one, CompactedLog, CorruptLog if files are missing,
+        CorruptPartitionMetadata if it is unknown which log this is, LogPoisoned if the disk fails.
         """
         path = real_log_path(directory)
         if not isinstance(config, LogConfig | None):
@@ -362,7 +362,7 @@ class SegmentLog(ClosedAtExit):
                 )
                 return cls(shared, context, view.reserve.call(lambda: open_log(context, attached)))
             except BaseException:
-                view.close_unclean()
+                view.close()
                 raise
         except BaseException:
             with suppress(OSError):  # the first error is the one to raise
@@ -388,7 +388,7 @@ class SegmentLog(ClosedAtExit):
         """The offsets and epochs at one moment."""
         return self._checked_writer().state()
 
-    def ends(self) -> LogEnds:
+    def ends(self) -> LogOffsets:
         """The log's ends and damage at one moment, as a reader in another process is told them."""
         return self._checked_writer().ends()
 
@@ -442,7 +442,7 @@ class SegmentLog(ClosedAtExit):
         if not writer.is_writable:
             return f"{self.path} takes no more records: a sync failed, or it is damaged"
         if self.disk.level(self._context.config.disk_limits) is DiskLevel.FULL:
-            return str(DiskAboveLimit(self.path, self.disk.usage, self._context.config.disk_limits))
+            return str(above_limit(self.path, self.disk.usage, self._context.config.disk_limits))
         return ""
 
     @property
@@ -480,8 +480,25 @@ class SegmentLog(ClosedAtExit):
         found = next((one for one in self.damaged_segments if one.base_offset == base_offset), None)
         if found is None:
             return None
-        done = partial(self._repaired, base_offset)
-        return SegmentRepair(self._context.filesystem, writer, base_offset, found.end_offset, done)
+        cuts = writer.cuts
+
+        def put(repair: SegmentRepair) -> None:
+            if not repair.is_proved:
+                repair.keep_replaced()
+            if not writer.replace_sealed(base_offset, found.end_offset, cuts, repair.put):
+                raise RepairRefused("the log was cut meanwhile, or starts behind it")
+            self._reader.forget()
+            self.scrub.repaired(writer, base_offset)
+
+        return SegmentRepair(
+            self._context.filesystem,
+            self.path,
+            base_offset,
+            found.end_offset,
+            epochs=writer.leader_epochs,
+            log_id=self.log_id,
+            on_done=put,
+        )
 
     def _suspect_index(self, base_offset: int) -> None:
         self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
@@ -501,10 +518,6 @@ class SegmentLog(ClosedAtExit):
         if is_put:
             self._reader.suspect_segments.discard(base_offset)
             _LOG.warning("%s: the indexes of segment %d were made anew", self.path, base_offset)
-
-    def _repaired(self, base_offset: int) -> None:
-        self._reader.forget()
-        self.scrub.repaired(self._writer, base_offset)
 
     @property
     def damaged_from(self) -> int | None:
@@ -530,7 +543,7 @@ class SegmentLog(ClosedAtExit):
         (None: now). An encoded batch has its own; its offsets and epoch are stamped into it. All or nothing is
         appended. `base_offset`: append only if the log ends there, for records that contain their own offsets; else
         raise LogEndMoved. Raises RecordTooLarge, BadArgument, CorruptRecordBatch (for an encoded batch), AppendFailed
-        (disk full: nothing was written) and its DiskAboveLimit (fuller than the settings allow), LogPoisoned,
+        (the disk is full, or fuller than the settings allow: nothing was written), LogPoisoned,
         LogDamaged.
         """
         writer = self._checked_writer()
@@ -560,7 +573,7 @@ class SegmentLog(ClosedAtExit):
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """Add an epoch that begins at `start_offset`, the log end, to the list; on disk when this returns.
 
-        Raises EpochOutOfPlace for another offset, or below the epoch of the last record, OSError.
+        Raises BadArgument for another offset, or below the epoch of the last record, OSError.
         """
         self._checked_writer().begin_epoch(leader_epoch, start_offset)
 
@@ -595,7 +608,7 @@ class SegmentLog(ClosedAtExit):
     def forget_epochs_above(self, leader_epoch: int) -> None:
         """Remove epochs newer than `leader_epoch`, which have no record yet, from the list, durably.
 
-        Raises EpochOutOfPlace if one of them has a record, OSError.
+        Raises BadArgument if one of them has a record, OSError.
         """
         self._checked_writer().forget_epochs_above(leader_epoch)
 
@@ -712,7 +725,7 @@ class SegmentLog(ClosedAtExit):
         The log start offset after it. Raises as `purge`.
         """
         self._checked_writer()
-        return self._background.retention.delete_records(before_offset)
+        return self._background.retention.purge(before_offset, inside=True)
 
     def purge_old(
         self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
@@ -770,10 +783,7 @@ class SegmentLog(ClosedAtExit):
         finally:
             view = self._context.view
             try:
-                if clean is None:
-                    view.close_unclean()
-                else:
-                    view.close_clean(clean)
+                view.close(clean)
             finally:
                 self._directory.release()
 
@@ -781,7 +791,11 @@ class SegmentLog(ClosedAtExit):
         context, suspects = self._context, self._reader.suspect_segments
         if suspects:
             try:
-                rebuild_suspect_indexes(context.filesystem, self.path, suspects, context.config)
+                bases = list_segments(context.filesystem, self.path)
+                for base, following in pairwise([*bases, None]):
+                    if base in suspects:
+                        with new_indexes(context.filesystem, self.path, base, following, context.config) as put:
+                            put()
             except OSError as error:  # readers manage without indexes
                 _LOG.warning("%s: its indexes are not made anew: %s", self.path, error)
 
@@ -798,3 +812,60 @@ class SegmentLog(ClosedAtExit):
     def _check_fork(self) -> None:
         if self._directory.forked:
             raise ForkedProcess(f"the log {self.path}", owner_pid=self._directory.owner_pid, pid=os.getpid())
+
+
+class RecoveryStatus(NamedTuple):
+    """How logs were opened, and cut since. recoveries: logs that were opened after an unclean stop."""
+
+    recoveries: int
+    seconds: float
+    cut_bytes: int
+    cuts: int
+    quarantines: int
+
+
+class LogsStatus(NamedTuple):
+    """The logs of one outbox in one directory. syncs: of their segments."""
+
+    outbox_id: str
+    topic: str
+    disk: DiskStatus
+    scrub: ScrubStatus
+    recovery: RecoveryStatus
+    syncs: Histogram | None
+
+
+def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
+    """The status of open logs, one at least. Raises LogClosed."""
+    logs = list(logs)
+    reports = [log.recovery for log in logs]
+    disk = logs[0].disk
+    return LogsStatus(
+        outbox_id,
+        logs[0].topic,
+        disk.status(),
+        logs[0].scrub.status,
+        RecoveryStatus(
+            recoveries=sum(one.opening is Opening.ABNORMAL for one in reports),
+            seconds=sum(one.seconds for one in reports),
+            cut_bytes=sum(one.cut.size_bytes for one in reports if one.cut),
+            cuts=sum(log.cuts for log in logs),
+            quarantines=sum(log.quarantines for log in logs),
+        ),
+        Histogram.of([disk.syncs]),
+    )
+
+
+def logs_problems(logs: Iterable[LogsStatus], blocks: Blocks | None = None) -> Iterator[Problem]:
+    """The problems of disks and sealed segments. blocks: what a full disk blocks, if not appends."""
+    logs = list(logs)
+    for disk in {one.disk for one in logs}:
+        used = f"{disk.used_bytes} of {disk.size_bytes} bytes are used"
+        if disk.level >= DiskLevel.FULL:
+            yield Problem("disk_full", f"disk {disk.mount}", f"{used}: appends are refused", blocks=blocks)
+        elif disk.level >= DiskLevel.PRESSED:
+            yield Problem("disk_filling", f"disk {disk.mount}", used)
+    for one in logs:
+        for finding in one.scrub.findings:
+            why = f"damaged from offset {finding.offset} on: {finding.reason}"
+            yield Problem("segment_damaged", f"{finding.log}/{finding.segment}", why)

@@ -3,7 +3,7 @@
     segments    each from its first byte, by the one scan        .log        damage, end
       joints    ends where the next one begins                   names       joint
       indexes   every entry is true                              .index ...  index
-    epochs      the batches' are those of the checkpoint         header      epoch
+    epochs      the batches' are those of the checkpoint         header      damage
     small files partition.metadata, leader-epoch-checkpoint                  file
 
 What has to be whole, and where the log has to end (`Expected`):
@@ -16,11 +16,11 @@ Beside a writer files change: retention removes segments, rolls add them, trunca
 again, with the log's state of that moment, and are damage only if three looks in a row find the same and the writer
 still has these offsets.
 
-`look_at_segment` reads one segment from its first byte, and compares it with its indexes and its neighbours:
+`SegmentLook` reads one segment from its first byte, and compares it with its indexes and its neighbours:
 
     what is scanned      what it is compared with              Finding
     bytes                CRC, length, order                    DAMAGE
-    epochs               the checkpoint of leader epochs       EPOCH
+    epochs               the checkpoint of leader epochs       DAMAGE
     the headers          the segment's seal                    SEAL
     the end              the base of the next segment          JOINT
                          where the log was closed              END
@@ -31,13 +31,14 @@ nothing. A torn tail, which a stopped writer left above the recovery point, is n
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, read_whole
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     LEADER_EPOCHS_CRC_NAME,
@@ -45,10 +46,9 @@ from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
     SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
-    BadCheckpoint,
+    BadLogFile,
     decode_leader_epochs,
     list_segments,
-    parse_log_name,
     read_bounded,
     read_leader_epochs,
     read_partition_metadata,
@@ -57,8 +57,16 @@ from pushrep.log.directory_files import (
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
-from pushrep.log.seals import BadSeal, HeadersCrc, Seal, checked_seal, read_seal
-from pushrep.log.walk import CleanEnd, Damage, RunStep, ScanEnd, ScanRange, TornTail, scan_vectorised
+from pushrep.log.seals import HeadersCrc, Seal, checked_seal, read_seal
+from pushrep.log.walk import (
+    CleanEnd,
+    Damage,
+    ScanEnd,
+    ScanRange,
+    TornTail,
+    scan_over_holes,
+    scan_vectorised,
+)
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -70,8 +78,6 @@ class FindingKind(Enum):
 
     DAMAGE = "damage"
     """Bytes that are no batch where one was: repair."""
-    EPOCH = "epoch"
-    """A whole batch whose leader epoch is not the checkpoint's: repair."""
     JOINT = "joint"
     """A segment does not end where the next one begins: repair, or restore the file."""
     END = "end"
@@ -86,7 +92,7 @@ class FindingKind(Enum):
     """A small file beside the segments is bad."""
 
 
-BATCH_KINDS = frozenset({FindingKind.DAMAGE, FindingKind.EPOCH, FindingKind.JOINT, FindingKind.END, FindingKind.SEAL})
+BATCH_KINDS = frozenset({FindingKind.DAMAGE, FindingKind.JOINT, FindingKind.END, FindingKind.SEAL})
 """Findings about the batches themselves; everything else can be rebuilt from them."""
 
 
@@ -131,22 +137,9 @@ class Expected:
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, is_compacted=state.is_compacted)
 
 
-class SegmentLook(NamedTuple):
-    """The result of reading a segment: findings, the end of its whole batches, their last epoch, how much was read."""
-
-    findings: tuple[Finding, ...]
-    torn: Finding | None
-    end_offset: int
-    leader_epoch: int
-    batches: int
-    records: int
-    size_bytes: int
-    is_sealed: bool = False
-
-
 class SegmentTask(NamedTuple):
     """A segment to read: its base and the next one's, the epoch before it, the expectations, the stored epochs, its
-    seal, the log's id and partition.
+    seal, the log's id and directory.
     """
 
     base_offset: int
@@ -154,165 +147,112 @@ class SegmentTask(NamedTuple):
     leader_epoch: int
     expected: Expected
     epochs: LeaderEpochs | None
-    seal: Seal | None = None
-    log_id: UUID | None = None
-    partition: int = 0
+    seal: Seal | None
+    log_id: UUID | None
+    log: Path
 
 
-def look_at_segment(
-    file: File, task: SegmentTask, indexes: IndexCheck, on_bytes: Callable[[int], None] | None = None
-) -> SegmentLook:
-    """Scan one segment and judge its end, its joint to the next one and its indexes."""
-    walk = _Walk(task, indexes)
-    reported = 0
-    for _ in walk.runs(file):
-        if on_bytes is not None and walk.position - reported >= _REPORT_EVERY_BYTES:
-            on_bytes(walk.position - reported)
-            reported = walk.position
-    if on_bytes is not None:
-        on_bytes(walk.position - reported)
-    return walk.look(file.size())
-
-
-class _Walk:
-    """The state of reading one segment."""
+class SegmentLook:
+    """The result of reading a segment: findings, the end of its whole batches, their last epoch, how much was read."""
 
     def __init__(self, task: SegmentTask, indexes: IndexCheck) -> None:
         self._task, self._indexes = task, indexes
-        self._findings: list[Finding] = []
-        self._torn: Finding | None = None
-        self._next_offset, self._epoch = task.base_offset, task.leader_epoch
-        self._batches = self._records = self.position = 0
+        self.findings: list[Finding] = []
+        self.torn: Finding | None = None
+        self.end_offset, self.leader_epoch = task.base_offset, task.leader_epoch
+        self.batches = self.records = self.position = 0
+        self.is_sealed = False
         self._end: ScanEnd | None = None
-        self._headers, self._is_sealed = HeadersCrc(), False
+        self._headers = HeadersCrc()
 
-    def runs(self, file: File) -> Iterator[BatchRun]:
-        """The expected whole batches; ends before a batch that is not expected or is wrong."""
-        task, below = self._task, self._task.expected.below
-        limit = below if task.expected.is_live and task.next_base is None else None
+    def read(self, file: File, on_bytes: Callable[[int], None]) -> "SegmentLook":
+        """Scan the segment, and judge its end, its joint to the next one and its indexes."""
+        reported = 0
+        for run in self._runs(file):
+            self._take(run)
+            if self.position - reported >= _REPORT_EVERY_BYTES:
+                on_bytes(self.position - reported)
+                reported = self.position
+        on_bytes(self.position - reported)
+        self._judge(file.size())
+        return self
+
+    def _runs(self, file: File) -> Iterator[BatchRun]:
+        """The expected whole batches, up to the first that is wrong; beside a writer to the end that it published."""
+        task, expected = self._task, self._task.expected
+        limit = expected.below if expected.is_live and task.next_base is None else None
         what = ScanRange(
             base_offset=task.base_offset,
             end_offset=task.next_base,
-            recovery_point=below or 0,
+            recovery_point=expected.below or 0,
             leader_epoch=task.leader_epoch,
-            may_lack_records=task.expected.is_compacted,
+            closed_at=limit,
+            epochs=task.epochs,
+            may_lack_records=expected.is_compacted,
         )
-        if limit is not None and limit <= task.base_offset:
-            return
-        for step in self._steps(file, what):
-            if not isinstance(step, BatchRun):
+        steps = scan_over_holes(file, what, scan_vectorised) if expected.is_compacted else scan_vectorised(file, what)
+        while limit is None or self.end_offset < limit:
+            step = next(steps)
+            if isinstance(step, BatchRun):
+                yield step
+            elif expected.is_compacted and isinstance(step, Damage) and step.goes_on_at is not None:
+                self._find_hole(step.goes_on_at)
+            else:
                 self._end = step
                 return
-            for run in (step,) if self._is_plain(step, limit) else step.singles():
-                if reason := self._contradiction(run, limit):
-                    self._findings.append(self._at(FindingKind.EPOCH, reason))
-                    return
-                self._take(run)
-                yield run
-                if limit is not None and self._next_offset >= limit:
-                    return
-
-    def _steps(self, file: File, what: ScanRange) -> Iterator[RunStep]:
-        """The scan; in a compacted log it goes on behind each hole, which is a finding."""
-        while True:
-            hole = None
-            for step in scan_vectorised(file, what):
-                if self._task.expected.is_compacted and isinstance(step, Damage) and step.goes_on_at is not None:
-                    hole = step
-                    break
-                yield step
-            if hole is None or hole.goes_on_at is None:
-                return
-            self._find_hole(hole.goes_on_at)
-            what = what._replace(position=hole.position, next_offset=hole.goes_on_at, leader_epoch=self._epoch)
 
     def _find_hole(self, end: int) -> None:
         why = f"the offsets up to {end} are missing, as a broker's cleaner leaves it"
-        self._findings.append(self._at(FindingKind.HOLE, why))
-
-    def _is_plain(self, run: BatchRun, limit: int | None) -> bool:
-        """Whether checking its first batch is enough: all of one epoch, and below the limit."""
-        if limit is not None and run.next_offset > limit:
-            return False
-        epochs = self._task.epochs
-        if epochs is None:
-            return True
-        first, last = (int(run.base_offset[at]) for at in (0, -1))
-        one_epoch = bool(run.leader_epoch[0] == run.leader_epoch[-1])
-        return one_epoch and epochs.epoch_of(first) == epochs.epoch_of(last)
+        self.findings.append(self._at(FindingKind.HOLE, why))
 
     def _take(self, run: BatchRun) -> None:
         self._indexes.run(run)
         if self._task.seal is not None:
             self._headers.add_run(run)
-        self._batches += len(run)
-        self._records += int(run.record_count.sum())
-        self.position, self._next_offset, self._epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
+        self.batches += len(run)
+        self.records += int(run.record_count.sum())
+        self.position, self.end_offset, self.leader_epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
 
-    def look(self, size_bytes: int) -> SegmentLook:
-        """The result, after the last step."""
+    def _judge(self, size_bytes: int) -> None:
         task, expected = self._task, self._task.expected
-        if self._end is not None and not self._damage:
+        if self._end is not None:
             self._judge_end(self._end, size_bytes)
             self._judge_seal()
         tolerated = None if expected.exact_bytes is not None or task.next_base is not None else expected.below
         if expected.is_live and expected.below is not None:
             tolerated = expected.below
-        if not self._damage and self._torn is None:
+        if self.torn is None and all(finding.kind is FindingKind.HOLE for finding in self.findings):
             for fault in self._indexes.faults(tolerated):
                 name = segment_name(task.base_offset, fault.suffix)
-                self._findings.append(Finding(FindingKind.INDEX, name, fault.position, None, fault.reason))
-        return SegmentLook(
-            tuple(self._findings),
-            self._torn,
-            self._next_offset,
-            self._epoch,
-            self._batches,
-            self._records,
-            self.position,
-            self._is_sealed,
-        )
-
-    @property
-    def _damage(self) -> list[Finding]:
-        return [finding for finding in self._findings if finding.kind is not FindingKind.HOLE]
+                self.findings.append(Finding(FindingKind.INDEX, name, fault.position, None, fault.reason))
 
     def _judge_seal(self) -> None:
         task = self._task
-        if task.seal is None or self._findings or self._torn is not None:
+        if task.seal is None or self.findings or self.torn is not None:
             return
-        self._is_sealed = True
-        found = (task.base_offset, self._next_offset, self.position)
-        why = task.seal.contradiction(task.log_id, task.partition, *found, self._headers)
+        self.is_sealed = True
+        found = (task.base_offset, self.end_offset, self.position)
+        why = task.seal.contradiction(self._headers.seal(task.log_id or task.seal.log_id, task.log, *found))
         if why is not None:
-            self._findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
-
-    def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
-        """Why the run's first batch is not the written one, by the fields that no CRC covers; None if it is."""
-        if limit is not None and run.next_offset > limit:
-            return f"a batch up to offset {run.next_offset} where the writer's log ended at {limit}"
-        epochs = self._task.epochs
-        if epochs is None:
-            return None
-        return epochs.contradiction(int(run.base_offset[0]), int(run.leader_epoch[0]))
+            self.findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
     def _judge_end(self, end: ScanEnd, size_bytes: int) -> None:
         task, expected = self._task, self._task.expected
         if isinstance(end, Damage) or (isinstance(end, TornTail) and expected.below is None):
-            self._findings.append(self._at(FindingKind.DAMAGE, end.reason))
+            self.findings.append(self._at(FindingKind.DAMAGE, end.reason))
         elif isinstance(end, TornTail):
             kind = FindingKind.END if expected.exact_bytes is not None else FindingKind.DAMAGE
             found = self._at(kind, end.reason)
             if expected.exact_bytes is None and not expected.is_live:
-                self._torn = found
+                self.torn = found
             else:
-                self._findings.append(found)
+                self.findings.append(found)
         elif task.next_base is not None and expected.is_compacted and end.next_offset < task.next_base:
             self._find_hole(task.next_base)
         elif task.next_base is not None and end.next_offset != task.next_base:
             gap = "a gap" if end.next_offset < task.next_base else "an overlap"
             why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
-            self._findings.append(self._at(FindingKind.JOINT, why))
+            self.findings.append(self._at(FindingKind.JOINT, why))
         elif task.next_base is None:
             self._judge_clean_end(end, size_bytes)
 
@@ -321,16 +261,16 @@ class _Walk:
         if expected.exact_bytes is None:
             return
         if end.next_offset != expected.below:
-            self._findings.append(
+            self.findings.append(
                 self._at(FindingKind.END, f"the log ends at {end.next_offset}, it was closed at {expected.below}")
             )
         elif size_bytes != expected.exact_bytes:
-            self._findings.append(
+            self.findings.append(
                 self._at(FindingKind.END, f"the file has {size_bytes} bytes, it was closed with {expected.exact_bytes}")
             )
 
     def _at(self, kind: FindingKind, reason: str) -> Finding:
-        return Finding(kind, segment_name(self._task.base_offset), self.position, self._next_offset, reason)
+        return Finding(kind, segment_name(self._task.base_offset), self.position, self.end_offset, reason)
 
 
 def segment_name(base: int, suffix: str = ".log") -> str:
@@ -338,7 +278,7 @@ def segment_name(base: int, suffix: str = ".log") -> str:
     return segment_path(Path(), base, suffix).name
 
 
-_INDEX_BYTES_MAX = 64 << 20
+_INDEX_BYTES_MAX = 512 << 20
 _LOOKS = 3
 
 
@@ -381,7 +321,7 @@ class Verifier:
         *,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
-        on_bytes: Callable[[int], None] | None = None,
+        on_bytes: Callable[[int], None] = lambda _bytes: None,
         state: LogState | None = None,
     ) -> None:
         """`on_bytes` is called every 8 MiB or so with the bytes that were read since.
@@ -469,18 +409,12 @@ class Verifier:
             file = self._filesystem.open(segment_path(self._log, base), writable=False)
         except FileNotFoundError:
             return None  # if it should be there, the segment before gets a finding
-        try:
+        with closing(file):
             epochs = read_leader_epochs(self._log, self._filesystem)
             seal = read_seal(self._filesystem, self._log, base) if following else None
-            next_base, (_, partition) = following[0] if following else None, parse_log_name(self._log.name)
-            return look_at_segment(
-                file,
-                SegmentTask(base, next_base, epoch, expected, epochs, seal, self._log_id(), partition),
-                self._index_check(base, is_newest=not following),
-                self._on_bytes,
-            )
-        finally:
-            file.close()
+            next_base = following[0] if following else None
+            task = SegmentTask(base, next_base, epoch, expected, epochs, seal, self._log_id(), self._log)
+            return SegmentLook(task, self._index_check(base, is_newest=not following)).read(file, self._on_bytes)
 
     def _log_id(self) -> UUID | None:
         try:
@@ -492,7 +426,7 @@ class Verifier:
         """The newest segment's index files may be missing yet, and beside a writer they may end inside an entry."""
         contents: list[bytes | None] = []
         for suffix, entry_bytes in ((INDEX_SUFFIX, 8), (TIME_INDEX_SUFFIX, 12)):
-            data = _read(segment_path(self._log, base, suffix), self._filesystem)
+            data = read_whole(self._filesystem, segment_path(self._log, base, suffix), _INDEX_BYTES_MAX)
             if data is not None and is_newest and self._first.is_live:
                 data = data[: len(data) // entry_bytes * entry_bytes]
             contents.append(data)
@@ -504,7 +438,7 @@ def verify_log(
     *,
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
-    on_bytes: Callable[[int], None] | None = None,
+    on_bytes: Callable[[int], None] = lambda _bytes: None,
     state: LogState | None = None,
 ) -> VerifyReport:
     """Verify the log at `log`, beside its writer or without one; see Verifier. Raises NotALog, OSError."""
@@ -526,7 +460,7 @@ def small_files(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Fin
     for base in list_segments(filesystem, log)[:-1]:
         try:
             checked_seal(filesystem, log, base)
-        except BadSeal as error:
+        except BadLogFile as error:
             found.append(Finding(FindingKind.FILE, segment_name(base, SEAL_SUFFIX), None, None, str(error)))
     if (why := _bad_epochs(log, filesystem)) is not None:
         found.append(Finding(FindingKind.FILE, LEADER_EPOCHS_NAME, None, None, why))
@@ -539,7 +473,7 @@ def _bad_epochs(log: Path, filesystem: Filesystem) -> str | None:
         if data is None:
             return None
         decode_leader_epochs(data)
-    except BadCheckpoint as error:
+    except BadLogFile as error:
         return str(error)
     if filesystem.exists(log / LEADER_EPOCHS_CRC_NAME) and read_leader_epochs(log, filesystem) is None:
         return f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}"
@@ -551,20 +485,8 @@ def _add(report: VerifyReport, look: SegmentLook) -> None:
     report.sealed += look.is_sealed
     report.batches += look.batches
     report.records += look.records
-    report.bytes_read += look.size_bytes
+    report.bytes_read += look.position
     if not any(finding.kind in BATCH_KINDS for finding in report.findings):
         report.verified_to = look.end_offset
     report.findings += look.findings
     report.torn = report.torn or look.torn
-
-
-def _read(path: Path, filesystem: Filesystem) -> bytes | None:
-    """An index file's bytes; None if it is not there, or was removed meanwhile."""
-    try:
-        file = filesystem.open(path, writable=False)
-    except FileNotFoundError:
-        return None
-    try:
-        return file.read_at(min(file.size(), _INDEX_BYTES_MAX), 0)
-    finally:
-        file.close()

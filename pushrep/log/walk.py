@@ -21,10 +21,10 @@ Memory: one window, or one batch if that is larger.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,7 @@ class Damage:
 ScanEnd: TypeAlias = CleanEnd | TornTail | Damage
 ScanStep: TypeAlias = WholeBatch | ScanEnd
 RunStep: TypeAlias = BatchRun | ScanEnd
+_Step = TypeVar("_Step", ScanStep, RunStep)
 
 ScannedHeader: TypeAlias = tuple[int, int, int, int, int, int, int]
 """Position, base offset, next offset, size in bytes, leader epoch, records of data (none in a control batch), newest
@@ -173,7 +174,7 @@ class ScanRange(NamedTuple):
         elif last_offset - self.base_offset > POSITION_MAX:
             reason = f"base offset {base_offset} is too far from the segment's {self.base_offset}"
         elif self.closed_at is not None and next_offset > self.closed_at:
-            reason = f"offsets up to {last_offset} in a log that was closed at {self.closed_at}"
+            reason = f"offsets up to {last_offset} in a log that ended at {self.closed_at}"
         elif leader_epoch < epoch_before:
             reason = f"leader epoch falls from {epoch_before} to {leader_epoch}"
         elif self.epochs is not None:
@@ -207,15 +208,17 @@ def scan(file: File, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> It
         position, expected, epoch = position + header.size_bytes, next_offset, header.leader_epoch
 
 
-def scan_over_holes(file: File, what: ScanRange) -> Iterator[ScanStep]:
-    """`scan`, which goes on behind each hole: for tools, over a log whose offsets Kafka's cleaner took. Each hole is a
-    Damage with `goes_on_at`. Raises OSError.
+def scan_over_holes(file: File, what: ScanRange, walk: Callable[[File, ScanRange], Iterator[_Step]]) -> Iterator[_Step]:
+    """`scan` or `scan_vectorised`, going on behind each hole: for tools, over a log whose offsets Kafka's cleaner took.
+    Each hole is a Damage with `goes_on_at`. Raises OSError.
     """
     while True:
-        for step in scan(file, what):
+        for step in walk(file, what):
             yield step
             if isinstance(step, WholeBatch):
                 what = what._replace(leader_epoch=step.batch.header.leader_epoch)
+            elif isinstance(step, BatchRun):
+                what = what._replace(leader_epoch=int(step.leader_epoch[-1]))
         if not isinstance(step, Damage) or step.goes_on_at is None:
             return
         what = what._replace(position=step.position, next_offset=step.goes_on_at)
@@ -365,12 +368,6 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
     if what.epochs is not None:
         good &= _in_history(run.base_offset, run.leader_epoch, what.epochs)
     return good
-
-
-def count_in_history(run: BatchRun, epochs: LeaderEpochs) -> int:
-    """How many batches come before the first one whose leader epoch differs from the log's list."""
-    good = _in_history(run.base_offset, run.leader_epoch, epochs)
-    return len(run) if good.all() else int(good.argmin())
 
 
 def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs) -> NDArray[np.bool_]:

@@ -1,14 +1,14 @@
 """The one writer of a log: appends, rolls and syncs; its cuts; epochs and watermarks of replication.
 
     append   under _lock: stamp, write, index, publish the new end to readers         [log end offset]
-    flush    one thread syncs for all that wait (group_commit.py)                         [flushed offset]
-    both     by the thread that syncs, for all that queued a request (group_commit.py)
+    flush    one thread syncs for all that wait (flush_scheduler.py)                         [flushed offset]
+    both     by the thread that syncs, for all that queued a request (flush_scheduler.py)
     flusher  every flush_ms or flush_bytes (flush_scheduler.py): flush, checkpoints     [recovery point]
 
-Lock order: leading (group_commit.py), then _lock. A flush syncs without _lock, so that appends go on; a roll, a cut and
-a new epoch sync under it. A segment that is rolled during a flush keeps its descriptor until the flush has ended. The
-flushed offset is published before a `flush` returns, so that other processes see it from then on. A failed sync poisons
-the log: the kernel may have dropped the pages, and a second sync could succeed over lost data.
+Lock order: leading (flush_scheduler.py), then _lock. A flush syncs without _lock, so that appends go on; a roll, a cut
+and a new epoch sync under it. A segment that is rolled during a flush keeps its descriptor until the flush has ended.
+The flushed offset is published before a `flush` returns, so that other processes see it from then on. A failed sync
+poisons the log: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 
 Cuts, at both ends, and in which order:
 
@@ -41,15 +41,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
-from pushrep.errors import PushrepError
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
-from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, parse_log_name, write_leader_epochs
-from pushrep.log.disk_space import RESERVE_BYTES_MIN
+from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, write_leader_epochs
+from pushrep.log.disk import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
     AppendFailed,
-    EpochOutOfPlace,
     LogClosed,
     LogDamaged,
     LogEndMoved,
@@ -57,9 +56,16 @@ from pushrep.log.errors import (
     NoRoomToCut,
     append_remedy,
 )
-from pushrep.log.flush_scheduler import ACKNOWLEDGED_MS, SHARE_MS, FlushDue, FlushScheduler
-from pushrep.log.group_commit import CommitRequest, GroupCommitLeader, write_each
-from pushrep.log.published import Damaged, LogEnds
+from pushrep.log.flush_scheduler import (
+    ACKNOWLEDGED_MS,
+    SHARE_MS,
+    CommitRequest,
+    FlushDue,
+    FlushScheduler,
+    GroupCommitLeader,
+    write_each,
+)
+from pushrep.log.published import Damaged, LogOffsets
 from pushrep.log.reader import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.retention import BackgroundTasks
@@ -115,7 +121,10 @@ class LogWriter:
     ) -> None:
         self._is_unlisted = is_unlisted
         self._watermark = watermark  # before anything is published to readers
-        self._log_id = recovered.log_id
+        self.log_id: UUID | None = recovered.log_id
+        """The id in partition.metadata."""
+        self.path: Path = context.view.path
+        """The log's directory."""
         self._ahead_bytes_max = context.view.ahead_bytes_max
         self._context, self._config, self._background = context, context.config, background
         self._active = recovered.active
@@ -170,17 +179,17 @@ class LogWriter:
             self.damaged_from,
         )
 
-    def ends(self) -> LogEnds:
+    def ends(self) -> LogOffsets:
         """The log's ends, as they are published to readers in other processes."""
         return self._ends(self.flushed_offset)
 
-    def _ends(self, flushed_offset: int) -> LogEnds:
+    def _ends(self, flushed_offset: int) -> LogOffsets:
         end, watermark, damage = self.log_end_offset, self._watermark, self.damage
         if damage is not None:
             view = self._context.view
             end = flushed_offset = max(view.seen_to, view.known_on_disk or 0, end + 1)
             watermark = None if watermark is None else min(end, view.known_watermark)
-        return LogEnds(self.log_start_offset, end, flushed_offset, end if watermark is None else watermark, damage)
+        return LogOffsets(self.log_start_offset, end, flushed_offset, end if watermark is None else watermark, damage)
 
     @property
     def is_writable(self) -> bool:
@@ -211,7 +220,7 @@ class LogWriter:
             # The segment's offset is higher if Ctrl-C came between a write and the assignment below.
             base_offset = self.log_end_offset = self._active.next_offset
             if expected is not None and expected != base_offset:
-                raise LogEndMoved(self._context.view.path, expected=expected, end=base_offset)
+                raise LogEndMoved(self.path, expected=expected, end=base_offset)
             self._background.check_disk()
             self.used, was_open = True, self._active.is_open
             self._changed = True
@@ -257,7 +266,7 @@ class LogWriter:
                     return
                 self._sync()
             finally:
-                if leader.owner == me:  # an assignment, see group_commit.py
+                if leader.owner == me:  # an assignment, see flush_scheduler.py
                     leader.owner = None
                     leader.notify()
 
@@ -276,9 +285,9 @@ class LogWriter:
                 self._context.view.sync_checkpoints_soon(share_ms)
             self._background.after_flush()
         except LogPoisoned:
-            _LOG.exception("%s takes no more appends", self._context.view.path)
+            _LOG.exception("%s takes no more appends", self.path)
         except (OSError, PushrepError) as error:  # the log is on disk; its recovery point rises later
-            _LOG.warning("%s: checkpoint put off: %s", self._context.view.path, error)
+            _LOG.warning("%s: checkpoint put off: %s", self.path, error)
             self._flush_scheduler.schedule()
 
     def checkpoint(self, max_age_ms: int = 0) -> bool:
@@ -351,16 +360,6 @@ class LogWriter:
             self._context.view.open_files.forget(self)
 
     @property
-    def path(self) -> Path:
-        """The log's directory."""
-        return self._context.view.path
-
-    @property
-    def log_id(self) -> UUID | None:
-        """The id in partition.metadata."""
-        return self._log_id
-
-    @property
     def leader_epochs(self) -> LeaderEpochs:
         """The present list of epochs."""
         return self._epochs
@@ -379,8 +378,8 @@ class LogWriter:
         with self._lock:
             if not self.is_writable or seal.base_offset not in self._kept():
                 return False
-            write_seal(context.filesystem, context.view.path, seal)
-            context.filesystem.sync_directory(context.view.path)
+            write_seal(context.filesystem, self.path, seal)
+            context.filesystem.sync_directory(self.path)
             return True
 
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
@@ -400,10 +399,10 @@ class LogWriter:
     def check_open(self) -> None:
         """Raise LogClosed after `close`."""
         if self.is_closed:
-            raise LogClosed(self._context.view.path)
+            raise LogClosed(self.path)
 
     def _check_writable(self) -> None:
-        path, damage = self._context.view.path, self.damage
+        path, damage = self.path, self.damage
         if self.is_closed:
             raise LogClosed(path)
         if self._poison is not None:
@@ -454,14 +453,14 @@ class LogWriter:
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
         """Undo a failed append: remove the segments that it began, and rewind the one in which it began."""
         if self._poison is not None:
-            raise LogPoisoned(self._context.view.path, cause) from cause
+            raise LogPoisoned(self.path, cause) from cause
         try:
             if self._active is not segment:
                 self._active.close()
-                remove_seals(self._context.filesystem, self._context.view.path, [segment.base_offset])
+                remove_seals(self._context.filesystem, self.path, [segment.base_offset])
             self._active, self._bases = segment, bases
             # Listed from disk: an interrupted thread may have made a segment that is not in `_bases` yet.
-            filesystem, path = self._context.filesystem, self._context.view.path
+            filesystem, path = self._context.filesystem, self.path
             begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
             move_aside(filesystem, path, begun, keep=False)
             segment.rewind(mark)
@@ -473,7 +472,7 @@ class LogWriter:
         """A failure or an interruption left files half changed: the log has to be opened again."""
         self._poison = error
         if isinstance(error, OSError):
-            raise LogPoisoned(self._context.view.path, error) from error
+            raise LogPoisoned(self.path, error) from error
 
     def _roll(self) -> None:
         """Close the newest segment and begin the next. The old one is on disk before the new name is."""
@@ -509,11 +508,11 @@ class LogWriter:
         For a segment that was reopened with records in it, and on a full disk, the scrub makes it later.
         """
         context = self._context
-        seal = segment.seal(self._log_id, parse_log_name(context.view.name)[1])
+        seal = segment.seal(self.log_id)
         if seal is None:
             return False
         try:
-            write_seal(context.filesystem, context.view.path, seal)
+            write_seal(context.filesystem, self.path, seal)
         except OSError:
             return False
         return True
@@ -528,7 +527,7 @@ class LogWriter:
         except OSError as error:
             with self._lock:
                 self._poison = error
-            raise LogPoisoned(self._context.view.path, error) from error
+            raise LogPoisoned(self.path, error) from error
         with self._lock:
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)
@@ -548,9 +547,9 @@ class LogWriter:
         if self.flushed_offset >= min(wanted, self.log_end_offset):
             return True
         if self._poison is not None:
-            raise LogPoisoned(self._context.view.path, self._poison) from self._poison
+            raise LogPoisoned(self.path, self._poison) from self._poison
         if self._ended:
-            raise LogClosed(self._context.view.path)
+            raise LogClosed(self.path)
         return False
 
     def _is_answered(self, request: CommitRequest) -> bool:
@@ -558,7 +557,7 @@ class LogWriter:
         if request.result is not None:
             return self._is_settled(request.result.last_offset + 1)
         if request.error is None and self._ended:
-            raise LogClosed(self._context.view.path)
+            raise LogClosed(self.path)
         return request.error is not None
 
     def _flush_if_due(self, unflushed_bytes: int = 0) -> None:
@@ -619,7 +618,7 @@ class LogWriter:
             with self._leader.held(), self._lock:
                 self._active.trim()  # frees space for the checkpoint, which frees segments
             self.checkpoint()
-        remove_segments(context.filesystem, context.view.path, gone)
+        remove_segments(context.filesystem, self.path, gone)
         with self._lock:
             self._bases = tuple(base for base in self._bases if base not in gone)
             self._keep_epochs(self._epochs.cut_below(self.log_start_offset))
@@ -650,13 +649,11 @@ class LogWriter:
             self._changed = True
             try:
                 # From disk: the log, which ends at the damage, does not list them.
-                later = [
-                    base for base in list_segments(context.filesystem, context.view.path) if base > self._bases[-1]
-                ]
-                kept, _ = move_aside(context.filesystem, context.view.path, later, suffix=CORRUPT_SUFFIX)
+                later = [base for base in list_segments(context.filesystem, self.path) if base > self._bases[-1]]
+                kept, _ = move_aside(context.filesystem, self.path, later, suffix=CORRUPT_SUFFIX)
                 kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
                 context.view.reserve.call(lambda: segment.cut(position, damaged_from))
-                context.filesystem.sync_directory(context.view.path)
+                context.filesystem.sync_directory(self.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
             except BaseException as error:
                 self._poison_by(error)
@@ -670,7 +667,7 @@ class LogWriter:
         segment = self._active
         if number + 1 < len(self._bases):
             self._active.close()
-            segment = Segment(context.filesystem, context.view.path, base, self._config)
+            segment = Segment(context.filesystem, self.path, base, self._config)
         try:
             position, end = segment.locate(offset)
             if keep:
@@ -688,9 +685,9 @@ class LogWriter:
         self.log_start_offset = min(self.log_start_offset, end)
         # Before the files change, so that readers take missing bytes for cut, not for corrupt.
         self._publish(self.flushed_offset)
-        move_aside(context.filesystem, context.view.path, self._bases[number + 1 :])
+        move_aside(context.filesystem, self.path, self._bases[number + 1 :])
         context.view.reserve.call(lambda: segment.cut(position, end))
-        context.filesystem.sync_directory(context.view.path)
+        context.filesystem.sync_directory(self.path)
         self._active, self._bases = segment, self._bases[: number + 1]
         self.flushed_offset = end
         self._unflushed_bytes = 0
@@ -716,7 +713,7 @@ class LogWriter:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise NoRoomToCut(self._context.view.path, RESERVE_BYTES_MIN, error) from error
+            raise NoRoomToCut(self.path, RESERVE_BYTES_MIN, error) from error
 
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
         if epochs is not self._epochs:
@@ -725,7 +722,7 @@ class LogWriter:
 
     def _write_epochs(self, epochs: LeaderEpochs) -> None:
         context = self._context
-        context.view.reserve.call(lambda: write_leader_epochs(context.view.path, epochs, context.filesystem))
+        context.view.reserve.call(lambda: write_leader_epochs(self.path, epochs, context.filesystem))
         self._is_unlisted = False
 
     # ---- what replication does
@@ -741,7 +738,7 @@ class LogWriter:
         for batch in batches:
             header = batch.header
             if header.base_offset != expected:
-                raise LogEndMoved(self._context.view.path, expected=header.base_offset, end=expected)
+                raise LogEndMoved(self.path, expected=header.base_offset, end=expected)
             if header.leader_epoch < epoch_before:  # the next opening would report damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
             expected, epoch_before = header.next_offset, header.leader_epoch
@@ -761,7 +758,7 @@ class LogWriter:
             in_active = active.size_bytes - (entry[1] if entry is not None else 0)
         if offset >= active.base_offset:
             return in_active
-        filesystem, directory = self._context.filesystem, self._context.view.path
+        filesystem, directory = self._context.filesystem, self.path
         return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
@@ -781,10 +778,11 @@ class LogWriter:
             if epochs is self._epochs:
                 yield None
                 return
-            path, end = self._context.view.path, self.log_end_offset
+            path, end = self.path, self.log_end_offset
             newest = self._epochs.epoch_of(end - 1)
             if start_offset != end or leader_epoch < newest:
-                raise EpochOutOfPlace(path, leader_epoch, start_offset, end=end, newest_epoch=newest)
+                why = f"can't begin at {start_offset}: {path} ends at {end}, with a record of {newest}"
+                raise BadArgument("start_offset", f"epoch {leader_epoch} {why}")
             yield epochs
             self._epochs, self._is_unlisted = epochs, False
             self._publish(self.flushed_offset)
@@ -793,11 +791,11 @@ class LogWriter:
         """See SegmentLog.forget_epochs_above."""
         with self._lock:
             self._check_writable()
-            context, end = self._context, self.log_end_offset
+            end = self.log_end_offset
             kept = tuple(entry for entry in self._epochs.entries if entry[0] <= leader_epoch)
             for epoch, start in self._epochs.entries[len(kept) :]:
                 if start != end:
-                    raise EpochOutOfPlace(context.view.path, epoch, start, end=end, newest_epoch=epoch)
+                    raise BadArgument("leader_epoch", f"{self.path} has records of epoch {epoch}")
             self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self._epochs.entries) else self._epochs)
             self._publish(self.flushed_offset)
 
@@ -821,10 +819,10 @@ class LogWriter:
                 context.view.sync_checkpoints()
                 context.view.lower_published(0)
                 self._active.close()
-                kept, _ = move_aside(context.filesystem, context.view.path, self._bases, suffix=STALE_SUFFIX)
+                kept, _ = move_aside(context.filesystem, self.path, self._bases, suffix=STALE_SUFFIX)
                 context.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)
                 context.view.sync_checkpoints()
-                self._active = Segment.create(context.filesystem, context.view.path, offset, self._config)
+                self._active = Segment.create(context.filesystem, self.path, offset, self._config)
                 self._bases, self._unflushed_bytes = (offset,), 0
                 self.log_start_offset = self.log_end_offset = self.flushed_offset = offset
                 if self._watermark is not None:

@@ -29,7 +29,7 @@ from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_pat
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
 from pushrep.log.directory_files import SLOTS_MAX, slot_path
-from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
+from pushrep.log.disk import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.errors import (
@@ -163,7 +163,7 @@ class Outbox:
 
         The data of `last_metadata` is stored beside the logs; only records after its last write are read again. Raises
         `BadArgument` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
-        `LogLocked`, `NotALogDirectory`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
+        `LogLocked`, `NotALog`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
         `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (a replica that is ahead of this log stopped answering while its
         records were fetched).
         """

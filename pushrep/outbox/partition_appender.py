@@ -29,7 +29,7 @@ from filtering import StreamMetadata
 from pushrep.env import Clock, shared_by_process
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
-from pushrep.log.disk_space import Durations
+from pushrep.log.disk import Durations
 from pushrep.outbox.batch import Budget, Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import LogStopped, ReceiptTimeout

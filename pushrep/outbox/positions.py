@@ -19,7 +19,7 @@ starts from a saved position sends records again, and the filter drops the secon
     ..  CRC-32C u32 of all before
 
 With the file, opening a large outbox need not read its logs. It is a secondary index of the log (see
-pushrep/log/secondary_indexes.py): the appender adds the positions that it wrote, and they count once the log has
+pushrep/log/retention.py): the appender adds the positions that it wrote, and they count once the log has
 flushed that far. Only records that nobody added are read from the log, a whole batch at a time and with no Python
 object per record. A replica's node adds nothing; a service that stands by beside it does (PositionsFollower), so that
 it has little to read when it takes over.
@@ -45,7 +45,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.reader import LogReader
-from pushrep.log.secondary_indexes import Verdict, judge
+from pushrep.log.retention import Verdict, judge
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns

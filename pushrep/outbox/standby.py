@@ -28,7 +28,7 @@ from pushrep.election.standby import Seen, Standby, StandbyState
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import log_name, slot_directories
-from pushrep.log.disk_space import DiskLevel, disk_level
+from pushrep.log.disk import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over

@@ -19,10 +19,10 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import parse_log_name
-from pushrep.log.disk_space import DiskStatus
+from pushrep.log.disk import DiskStatus
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.scrub import ScrubStatus
-from pushrep.log.status import LogsStatus, RecoveryStatus, logs_problems, logs_status
+from pushrep.log.segment_log import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.partition_replicas import ReplicaLag

@@ -76,7 +76,7 @@ class ReplayClient(ClosedAtExit):
         self._replays = RemoteReplays(address, node if node is not None else NodeAccess(), clock)
 
     def recordings(self) -> list[RecordingInfo]:
-        """Every log there, by topic and partition. Raises NotALogDirectory, ReplayRefused."""
+        """Every log there, by topic and partition. Raises NotALog, ReplayRefused."""
         return self._replays.recordings()
 
     def tip_of(self, recording: int | str, bound: str = "stable") -> int:

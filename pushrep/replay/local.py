@@ -354,7 +354,7 @@ class LocalReplays:
         self._waiting: set[int] = set()  # sessions without a subscriber yet
 
     def recordings(self) -> list[RecordingInfo]:
-        """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALogDirectory."""
+        """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALog."""
         entries = read_catalogue(self._directory, self._filesystem)
         known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
         found = []

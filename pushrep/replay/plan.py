@@ -112,7 +112,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSnapshot:
-    """A log at one moment: its offsets, whether a writer has it open, and its known damage (LogEnds)."""
+    """A log at one moment: its offsets, whether a writer has it open, and its known damage (LogOffsets)."""
 
     start: int
     written: int

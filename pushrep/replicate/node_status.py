@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pushrep.election.grants import Hold
 from pushrep.errors import PushrepError
-from pushrep.log.disk_space import DiskStatus
-from pushrep.log.status import LogsStatus, logs_problems, logs_status
+from pushrep.log.disk import DiskStatus
+from pushrep.log.segment_log import LogsStatus, logs_problems, logs_status
 from pushrep.replay.events import ReplayState
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog

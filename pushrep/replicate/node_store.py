@@ -28,7 +28,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
-from pushrep.log.disk_threads import disk_threads, release_disk_threads
+from pushrep.log.disk import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
 from pushrep.replicate.election_state import (
     ElectionState,

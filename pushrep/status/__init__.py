@@ -8,7 +8,7 @@
                                                               `pushrep console`         as_dict()
 
 Each filler says its problems by `find_problems`; a renderer finds none. value.py has the value, problem.py the names of
-all problems, what each blocks, and what to do about it; pushrep/log/status.py fills what outboxes and nodes share.
+all problems, what each blocks, and what to do about it; pushrep/log/segment_log.py fills what outboxes and nodes share.
 """
 
 from pushrep.status.problem import PROBLEMS, Blocks, Problem, certificate_problems

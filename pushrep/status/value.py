@@ -12,7 +12,7 @@ from pushrep.status.problem import PROBLEMS, Blocks, Problem, certificate_proble
 
 
 class CountsDurations(Protocol):
-    """Counts durations in classes. `pushrep.log.disk_space.Durations` does."""
+    """Counts durations in classes. `pushrep.log.disk.Durations` does."""
 
     @property
     def bounds_s(self) -> Sequence[float]: ...

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog
+from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.log.published import read_published
 from pushrep.records import BatchHeader
@@ -102,7 +102,7 @@ class TopicLogs:
         path = str(self._directory)
         try:
             logs = readable_logs(self._directory)
-        except NotALogDirectory as error:
+        except NotALog as error:
             raise BadOption("path", path, f"it is no directory of logs, {error.why}") from error
         present = [partition for topic, partition in logs if topic == self._topic]
         if not present:

@@ -19,14 +19,14 @@ from pushrep.errors import ForkedProcess
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CleanLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogClosed, LogLocked
-from pushrep.log.published import LogEnds
+from pushrep.log.published import LogOffsets
 path = Path(sys.argv[1])
 """
 HOLD = """
 directory = LogDirectory.acquire(path)
 view = directory.attach("orders-0")
 (path / "orders-0").mkdir(exist_ok=True)
-view.publish(LogEnds(0, 5, 4, 3), 1)
+view.publish(LogOffsets(0, 5, 4, 3), 1)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -98,13 +98,13 @@ def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path, start):
     directory = LogDirectory.acquire(path)
     (path / "orders-0").mkdir()
     view = directory.attach("orders-0")
-    view.publish(LogEnds(0, 5, 5, 5), 0)
+    view.publish(LogOffsets(0, 5, 5, 5), 0)
     child = os.fork()
     if child == 0:
         uses = [
-            lambda: view.publish(LogEnds(0, 9, 9, 9), 0),
+            lambda: view.publish(LogOffsets(0, 9, 9, 9), 0),
             lambda: view.checkpoint(recovery_point=9), view.sync_checkpoints,
-            lambda: view.close_clean(CleanLog(9, 9, 9)), view.close_unclean, directory.release,
+            lambda: view.close(CleanLog(9, 9, 9)), view.close, directory.release,
             lambda: directory.attach("orders-1"),
         ]
         wrong = [n for n, use in enumerate(uses) if not refused(use, ForkedProcess)]
@@ -116,7 +116,7 @@ def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path, start):
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print("ready", flush=True)
     sys.stdin.readline()
-    view.close_clean(CleanLog(5, 5, 0))
+    view.close(CleanLog(5, 5, 0))
     directory.release()
     sys.exit(status)
     """
@@ -155,16 +155,16 @@ def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tm
     import select
     directory = LogDirectory.acquire(path)
     view = directory.attach("orders-0")
-    view.publish(LogEnds(0, 4, 3, 2), 0)
+    view.publish(LogOffsets(0, 4, 3, 2), 0)
     print("ready", flush=True)
     sys.stdin.readline()
     n = 0
     while n % 200 or n < {rounds} or not select.select([sys.stdin], [], [], 0)[0]:
         n += 1
-        view.publish(LogEnds(n * 7, n * 7 + 4, n * 7 + 3, n * 7 + 2), n)
+        view.publish(LogOffsets(n * 7, n * 7 + 4, n * 7 + 3, n * 7 + 2), n)
         if n % 200 == 0 and n <= {rounds}:
-            directory.attach(f"others-{{n}}").publish(LogEnds(n, n, n, n), 0)
-    view.publish(LogEnds({ended} * 7, {ended} * 7 + 4, {ended} * 7 + 3, {ended} * 7 + 2), {ended})
+            directory.attach(f"others-{{n}}").publish(LogOffsets(n, n, n, n), 0)
+    view.publish(LogOffsets({ended} * 7, {ended} * 7 + 4, {ended} * 7 + 3, {ended} * 7 + 2), {ended})
     """
     writer = start(script)
     reader, late = PublishedReader(tmp_path, "orders-0"), PublishedReader(tmp_path, f"others-{rounds}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NotALogDirectory, SegmentLog
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NotALog, SegmentLog
 from tests.support.forks import code_in_fork
 
 CLONE_NEWNS = 0x00020000
@@ -189,9 +189,9 @@ def test_a_read_only_file_system_is_refused_to_writers_and_read_by_readers(tmp_p
             log.append([b"%d" % n for n in range(100)])
         before = {file: file.read_bytes() for file in sorted(disk.rglob("*")) if file.is_file()}
         remount(disk, "ro")  # which the kernel does only if nothing is in use: a closed log holds nothing
-        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+        with pytest.raises(NotALog, match="Read-only file system"):
             SegmentLog.open(path, config_of(0))
-        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+        with pytest.raises(NotALog, match="Read-only file system"):
             SegmentLog.open(disk / "new" / "orders-0", config_of(0))
         with SegmentLog.open_reader(path) as reader:
             assert [record.value for record in reader.records(0)] == [b"%d" % n for n in range(100)]
@@ -310,7 +310,7 @@ def test_a_disk_that_turns_read_only_under_its_writer_loses_nothing(tmp_path, pr
             assert len(list(reader.records(0))) >= 300
         with suppress(OSError, LogPoisoned):
             log.close()
-        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+        with pytest.raises(NotALog, match="Read-only file system"):
             SegmentLog.open(path, config_of(preallocate))
         subprocess.run(["umount", disk], check=True)
         assert subprocess.run(["e2fsck", "-p", image], check=False, capture_output=True).returncode < 4

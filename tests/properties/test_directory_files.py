@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
-    BadCheckpoint,
+    BadLogFile,
     CleanLog,
     decode_checkpoint,
     decode_clean_marker,
@@ -71,7 +71,7 @@ def test_leader_epochs_round_trip(entries):
 @given(st.binary(max_size=80))
 def test_arbitrary_bytes_are_refused_by_name(data):
     for decode in (decode_checkpoint, decode_clean_marker, decode_leader_epochs):
-        with suppress(BadCheckpoint):
+        with suppress(BadLogFile):
             decode(data)
     with suppress(ValueError):
         decode_partition_metadata(data)
@@ -80,14 +80,14 @@ def test_arbitrary_bytes_are_refused_by_name(data):
 @pytest.mark.parametrize("offsets", [{}, {"orders-0": 1042}, {"orders-0": 0, "orders-1": 2**63 - 1, "a.b_c-7": 12}])
 def test_no_mutated_checkpoint_is_believed(offsets):
     for what, data in mutations(encode_checkpoint(offsets)):
-        with pytest.raises(BadCheckpoint):
+        with pytest.raises(BadLogFile):
             pytest.fail(f"{what}: {data!r} was read as {decode_checkpoint(data)}")
 
 
 @pytest.mark.parametrize("logs", [{}, {"orders-0": CleanLog(1042, 88120, 3), "orders-1": CleanLog(0, 0, -1)}])
 def test_no_mutated_marker_is_believed(logs):
     for what, data in mutations(encode_clean_marker(logs)):
-        with pytest.raises(BadCheckpoint):
+        with pytest.raises(BadLogFile):
             pytest.fail(f"{what}: {data!r} was read as {decode_clean_marker(data)}")
 
 

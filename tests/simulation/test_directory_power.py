@@ -54,10 +54,10 @@ class Model:
             elif step == "clean":
                 self.clock += 1
                 line = CleanLog(self.clock, self.clock, 0)
-                views.pop(name).close_clean(line)
+                views.pop(name).close(line)
                 self.clean[name] = line
             elif step == "unclean":
-                views.pop(name).close_unclean()
+                views.pop(name).close()
         directory.release()
 
     def judge(self, disk):
@@ -96,7 +96,7 @@ def test_a_completed_release_survives_any_power_cut():
         directory = LogDirectory.acquire(HOME, disk)
         view = directory.attach("orders-0")
         view.checkpoint(recovery_point=5)
-        view.close_clean(CleanLog(5, 100, 0))
+        view.close(CleanLog(5, 100, 0))
         directory.release()
         disk.lose_power()
         directory = LogDirectory.acquire(HOME, disk)
@@ -111,7 +111,7 @@ def test_a_marker_that_was_removed_does_not_come_back():
         disk = SimulatedDisk(seed)
         disk.make_directory(HOME / "orders-0")
         directory = LogDirectory.acquire(HOME, disk)
-        directory.attach("orders-0").close_clean(CleanLog(5, 100, 0))
+        directory.attach("orders-0").close(CleanLog(5, 100, 0))
         directory.release()
         abandoned = LogDirectory.acquire(HOME, disk)
         disk.lose_power()

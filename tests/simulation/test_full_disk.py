@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pushrep.env import read_whole
-from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoomToCut, NotALogDirectory, SegmentLog
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoomToCut, NotALog, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME
-from pushrep.log.disk_space import RESERVE_NAME
+from pushrep.log.disk import RESERVE_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.walk import ScanRange, scan
 from tests.simulation.power_cuts import end_process
@@ -403,14 +403,14 @@ def test_a_disk_that_turns_read_only_refuses_and_loses_nothing():
     machine.holds(log)
     with pytest.raises((LogPoisoned, OSError)):
         log.truncate_to(5, force=True)
-    with pytest.raises(NotALogDirectory):
+    with pytest.raises(NotALog):
         SegmentLog.open(Path("/logs2/orders-0"), filesystem=machine.disk, clock=machine.clock)
     with SegmentLog.open_reader(HOME, isolation="written", filesystem=machine.disk) as reader:
         machine.holds(reader)
     with pytest.raises(OSError, match="Read-only file system"):
         log.close()
     end_process(machine.disk)
-    with pytest.raises(NotALogDirectory, match="Read-only"):
+    with pytest.raises(NotALog, match="Read-only"):
         machine.open()
     machine.disk.lose_power()
     machine.disk.read_only = False

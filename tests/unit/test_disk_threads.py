@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
-from pushrep.log.disk_threads import disk_threads, release_disk_threads
+from pushrep.log.disk import disk_threads, release_disk_threads
 from tests.support.forks import code_in_fork
 from tests.unit.gated_disk import until
 

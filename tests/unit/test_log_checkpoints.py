@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
-    BadCheckpoint,
+    BadLogFile,
     CheckpointFile,
     CleanLog,
     decode_checkpoint,
@@ -80,16 +80,16 @@ def test_kafkas_own_files_have_no_crc_and_are_read():
     ],
 )
 def test_bad_checkpoints_are_refused_and_count_as_absent(tmp_path, data):
-    with pytest.raises(BadCheckpoint):
+    with pytest.raises(BadLogFile):
         decode_checkpoint(data)
     (tmp_path / CheckpointFile.RECOVERY_POINT.value).write_bytes(data)
     assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {}
 
 
 def test_a_marker_without_its_crc_is_bad():
-    with pytest.raises(BadCheckpoint, match="CRC"):
+    with pytest.raises(BadLogFile, match="CRC"):
         decode_clean_marker(b"0\n1\norders-0 1042 88120 3\n")
-    with pytest.raises(BadCheckpoint, match="CRC"):
+    with pytest.raises(BadLogFile, match="CRC"):
         decode_clean_marker(b"0\n0\n")
 
 

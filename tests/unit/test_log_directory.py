@@ -16,8 +16,8 @@ from pushrep.log.directory_files import (
     decode_clean_marker,
     read_checkpoint,
 )
-from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
-from pushrep.log.published import LogEnds, read_published
+from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALog
+from pushrep.log.published import LogOffsets, read_published
 
 CLEAN = CleanLog(end_offset=5, last_segment_bytes=100, leader_epoch=1)
 
@@ -71,7 +71,7 @@ def close_all(path, *names, clean=CLEAN):
     """One session in which these logs are opened and closed clean."""
     directory = LogDirectory.acquire(path)
     for name in names:
-        directory.attach(name).close_clean(clean)
+        directory.attach(name).close(clean)
     directory.release()
 
 
@@ -87,7 +87,7 @@ def test_callers_of_one_real_path_share_the_instance_through_symlinks_too(tmp_pa
     first, second = LogDirectory.acquire(real), LogDirectory.acquire(link / ".." / "link")
     assert first is second
     first.release()
-    second.attach("orders-0").close_unclean()  # still open for the second caller
+    second.attach("orders-0").close()  # still open for the second caller
     second.release()
     third = LogDirectory.acquire(real)
     assert third is not first, "the last release ends the instance"
@@ -118,7 +118,7 @@ def test_a_log_is_attached_once(tmp_path):
     with pytest.raises(LogLocked) as refused:
         directory.attach("orders-0")
     assert (refused.value.directory, refused.value.pid) == (tmp_path / "orders-0", os.getpid())
-    view.close_unclean()
+    view.close()
     directory.attach("orders-0")
     directory.release()
 
@@ -140,7 +140,7 @@ def test_lines_of_logs_that_nobody_opened_are_carried_over(tmp_path):
     for name in ("orders-0", "orders-1"):
         view = directory.attach(name)
         view.checkpoint(recovery_point=5, high_watermark=4, log_start_offset=1)
-        view.close_clean(CLEAN)
+        view.close(CLEAN)
     directory.release()
     close_all(tmp_path, "orders-0", clean=CleanLog(9, 200, 2))
     assert marker(tmp_path) == {"orders-0": CleanLog(9, 200, 2), "orders-1": CLEAN}
@@ -151,7 +151,7 @@ def test_a_poisoned_log_is_never_listed_even_if_it_was_clean_before(tmp_path):
     make_logs(tmp_path, "orders-0", "orders-1")
     close_all(tmp_path, "orders-0", "orders-1")
     directory = LogDirectory.acquire(tmp_path)
-    directory.attach("orders-0").close_unclean()
+    directory.attach("orders-0").close()
     directory.release()
     assert marker(tmp_path) == {"orders-1": CLEAN}
 
@@ -159,10 +159,10 @@ def test_a_poisoned_log_is_never_listed_even_if_it_was_clean_before(tmp_path):
 def test_closing_and_opening_a_log_while_the_directory_stays_open(tmp_path):
     make_logs(tmp_path, "orders-0")
     directory = LogDirectory.acquire(tmp_path)
-    directory.attach("orders-0").close_clean(CLEAN)
+    directory.attach("orders-0").close(CLEAN)
     again = directory.attach("orders-0")
     assert again.clean == CLEAN
-    again.close_unclean()
+    again.close()
     assert directory.attach("orders-0").clean is None
     directory.release()
 
@@ -173,8 +173,8 @@ def test_a_log_whose_directory_was_removed_inherits_nothing(tmp_path):
     for name in ("orders-0", "orders-1"):
         view = directory.attach(name)
         view.checkpoint(recovery_point=1000)
-        view.publish(LogEnds(0, 1000, 1000, 1000), 0)
-        view.close_clean(CLEAN)
+        view.publish(LogOffsets(0, 1000, 1000, 1000), 0)
+        view.close(CLEAN)
     directory.release()
     (tmp_path / "orders-0").rmdir()
     directory = LogDirectory.acquire(tmp_path)
@@ -183,14 +183,14 @@ def test_a_log_whose_directory_was_removed_inherits_nothing(tmp_path):
         view = directory.attach(name)
         assert (view.clean, view.recovery_point, view.published_before) == (None, None, None), name
         assert read_published(tmp_path, name) is None
-        view.close_unclean()
+        view.close()
     directory.release()
 
 
 def test_what_the_last_process_published_is_told(tmp_path):
     make_logs(tmp_path, "orders-0")
     directory = LogDirectory.acquire(tmp_path)
-    directory.attach("orders-0").publish(LogEnds(1, 9, 8, 7), 2)
+    directory.attach("orders-0").publish(LogOffsets(1, 9, 8, 7), 2)
     directory.release()
     directory = LogDirectory.acquire(tmp_path)
     before = directory.attach("orders-0").published_before
@@ -260,7 +260,7 @@ def test_an_unclean_close_drops_numbers_that_were_not_written(tmp_path):
     fallen.checkpoint(recovery_point=5)
     new.checkpoint(recovery_point=5)
     for view in (risen, fallen, new):
-        view.close_unclean()
+        view.close()
     directory.release()
     found = {one: read_checkpoint(tmp_path, one) for one in CheckpointFile}
     assert found[CheckpointFile.RECOVERY_POINT] == {"orders-0": 10, "orders-1": 5}, (
@@ -276,7 +276,7 @@ def test_no_marker_and_a_free_lock_if_the_last_release_fails(tmp_path):
     directory = LogDirectory.acquire(tmp_path, filesystem)
     view = directory.attach("orders-0")
     view.checkpoint(recovery_point=5)
-    view.close_clean(CLEAN)
+    view.close(CLEAN)
     filesystem.fail["rename", CheckpointFile.RECOVERY_POINT.value] = errno.EIO
     with pytest.raises(OSError, match=r"Input/output error"):
         directory.release()
@@ -310,7 +310,7 @@ def test_a_bad_marker_counts_as_absent_and_is_removed(tmp_path, spoil):
 def test_a_file_where_the_directory_should_be_is_named(tmp_path):
     (tmp_path / "data").write_bytes(b"")
     for path in (tmp_path / "data", tmp_path / "data" / "below"):
-        with pytest.raises(NotALogDirectory, match="it is a file, or one of its parents is") as refused:
+        with pytest.raises(NotALog, match="it is a file, or one of its parents is") as refused:
             LogDirectory.acquire(path)
         assert refused.value.path == path
 
@@ -326,7 +326,7 @@ def test_a_file_where_the_directory_should_be_is_named(tmp_path):
 def test_a_directory_that_cant_be_written_is_named(tmp_path, call, name, code, why):
     filesystem = FaultyFilesystem()
     filesystem.fail[call, name] = code
-    with pytest.raises(NotALogDirectory, match=why) as refused:
+    with pytest.raises(NotALog, match=why) as refused:
         LogDirectory.acquire(tmp_path / "data", filesystem)
     assert refused.value.path == tmp_path / "data"
 
@@ -349,13 +349,13 @@ def test_a_name_that_is_no_log_is_refused(tmp_path):
 def test_a_closed_view_refuses_everything(tmp_path):
     directory = LogDirectory.acquire(tmp_path)
     view = directory.attach("orders-0")
-    view.close_unclean()
+    view.close()
     for use in (
-        lambda: view.publish(LogEnds(0, 0, 0, 0), 0),
+        lambda: view.publish(LogOffsets(0, 0, 0, 0), 0),
         lambda: view.checkpoint(recovery_point=1),
         view.sync_checkpoints,
-        view.close_unclean,
-        lambda: view.close_clean(CLEAN),
+        view.close,
+        lambda: view.close(CLEAN),
     ):
         with pytest.raises(LogClosed):
             use()
@@ -376,7 +376,7 @@ def test_threads_that_acquire_attach_and_checkpoint_together(tmp_path):
                 assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT)[view.name] == offset, (
                     "on disk when sync returned"
                 )
-            view.close_clean(CleanLog(number, number, 0))
+            view.close(CleanLog(number, number, 0))
             directory.release()
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
             failures.append(error)

@@ -8,7 +8,7 @@ import pytest
 from pushrep.env import DiskUsage
 from pushrep.log import LogConfig
 from pushrep.log.config import DiskLimits
-from pushrep.log.disk_space import LOOK_MS, DiskLevel, DiskWatch, disk_level
+from pushrep.log.disk import LOOK_MS, DiskLevel, DiskWatch, disk_level
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 ROOM, TIGHT, PRESSED, FULL = DiskLevel

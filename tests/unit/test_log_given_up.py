@@ -9,7 +9,7 @@ from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, list_segments, read_checkpoint, write_checkpoint
-from pushrep.log.published import SLOTS_AT, LogEnds, PublishedFile
+from pushrep.log.published import SLOTS_AT, LogOffsets, PublishedFile
 from pushrep.log.segment import Segment
 from pushrep.records.header import OFFSET_MAX
 
@@ -56,7 +56,7 @@ def machine_stopped(directory):
     file = PublishedFile(directory, 4711, earlier)
     earlier.boot_id.unlink()
     for _ in SLOTS_AT:
-        file.entry("orders-0").publish(LogEnds(0, 10, 10, 10), 0)
+        file.entry("orders-0").publish(LogOffsets(0, 10, 10, 10), 0)
 
 
 def test_a_cut_by_name_is_noted_before_a_file_changes(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from pushrep.env import RealFilesystem
-from pushrep.log import AppendFailed, Durability, LogClosed, LogConfig, LogPoisoned, SegmentLog, group_commit
-from pushrep.log.group_commit import CommitRequest, GroupCommitLeader
+from pushrep.log import AppendFailed, Durability, LogClosed, LogConfig, LogPoisoned, SegmentLog, flush_scheduler
+from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
 
 WAIT_S = 60
 
@@ -60,7 +60,7 @@ def _no_second_look(monkeypatch):
     """Each waiting thread is notified: no test here relies on the poll after a second, which an interruption may
     need.
     """
-    monkeypatch.setattr(group_commit, "_LOOK_AGAIN_S", 2 * WAIT_S)
+    monkeypatch.setattr(flush_scheduler, "_LOOK_AGAIN_S", 2 * WAIT_S)
 
 
 @pytest.fixture

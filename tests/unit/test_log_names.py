@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log.directory_files import list_logs, log_name, parse_log_name
-from pushrep.log.errors import InvalidLogName, NotALogDirectory
+from pushrep.log.errors import InvalidLogName, NotALog
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_the_list_is_sorted_by_number_and_leaves_other_files_out(tmp_path):
 def test_no_directory_is_named(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(NotALogDirectory) as refused:
+        with pytest.raises(NotALog) as refused:
             list_logs(path)
         assert refused.value.path == path

@@ -12,7 +12,7 @@ from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLo
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
-from pushrep.log.published import PUBLISHED_NAME, LogEnds
+from pushrep.log.published import PUBLISHED_NAME, LogOffsets
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
 from tests.programs import PythonProgram
@@ -239,13 +239,13 @@ def test_a_cut_lowers_what_was_published(tmp_path):
     shared = LogDirectory.acquire(tmp_path)
     try:
         view = shared.attach("orders-0")
-        view.publish(LogEnds(0, 100, 100, 100), 0)
+        view.publish(LogOffsets(0, 100, 100, 100), 0)
         view.lower_published(40)
-        view.close_unclean()
+        view.close()
         view = shared.attach("orders-0")
         assert view.published_before is not None
         assert view.published_before.flushed_offset == 40
-        view.close_unclean()
+        view.close()
     finally:
         shared.release()
     assert path.exists()

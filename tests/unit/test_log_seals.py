@@ -14,10 +14,10 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import read_partition_metadata
+from pushrep.log.directory_files import BadLogFile, read_partition_metadata
 from pushrep.log.inspection import leftovers
 from pushrep.log.repair import Repairer
-from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
+from pushrep.log.seals import SEAL_BYTES, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
 from tests.readers.batch_bytes import parse_batches
 
@@ -52,7 +52,7 @@ def test_a_seal_has_the_bytes_that_are_documented():
 def test_a_seal_with_a_rotten_bit_is_none(bit):
     data = bytearray(GOLDEN + struct.pack(">I", google_crc32c.value(GOLDEN)))
     data[bit // 8] ^= 0x80 >> bit % 8
-    with pytest.raises(BadSeal):
+    with pytest.raises(BadLogFile):
         decode_seal(bytes(data))
 
 

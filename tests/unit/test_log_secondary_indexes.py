@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.log import DerivedStoreFailed, Durability, LogConfig, SegmentLog, StillNeeded
+from pushrep.errors import PushrepError
+from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.log.reader import Bounds
-from pushrep.log.secondary_indexes import CutTo, Verdict, judge
+from pushrep.log.retention import CutTo, Verdict, judge
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
@@ -271,7 +272,7 @@ def test_a_store_that_cannot_be_cut_is_named(place):
     fill(log, 6)
     place[1].advance(100)
     fill(log, 1)
-    with pytest.raises(DerivedStoreFailed, match="counting still ends at 7 after it was cut to 3"):
+    with pytest.raises(PushrepError, match="counting still ends at 7 after it was cut to 3"):
         log.truncate_to(3, force=True)
     assert log.log_end_offset == 7, "the log was not cut"
     log.close()

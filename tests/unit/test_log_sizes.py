@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.disk_space import SYNC_BOUNDS_S, Durations
+from pushrep.log.disk import SYNC_BOUNDS_S, Durations
 
 INTERVAL = 4096
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from filtering.replay_filter import FilterCounts
-from pushrep.log.disk_space import Durations
+from pushrep.log.disk import Durations
 from pushrep.status import Histogram, JobStatus
 from pushrep.status.metrics import FAMILIES, Families, StatusCollector
 from spark_jobs.operator_counts import CountsListener

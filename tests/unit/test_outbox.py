@@ -13,7 +13,7 @@ from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.checked_json import checked_json
 from pushrep.errors import BadArgument, ForkedProcess
-from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
+from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALog, SegmentLog
 from pushrep.outbox import (
     Acks,
     CorruptOutboxFile,
@@ -399,7 +399,7 @@ def test_a_log_that_cant_be_read_refuses_the_open_and_frees_the_directory(tmp_pa
 
 def test_the_directory_may_not_be_a_file_or_held(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotALogDirectory):
+    with pytest.raises(NotALog):
         open_outbox(tmp_path / "file")
     with open_outbox(tmp_path / "held"), pytest.raises(LogLocked) as locked:
         open_outbox(tmp_path / "held")
