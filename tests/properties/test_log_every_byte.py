@@ -149,7 +149,7 @@ def some_of(cases, torture, *, short):
 
 
 def values(log):
-    return [record.value for record in log.records(log.log_start_offset)]
+    return [record.value for record in log.records(log.log_start_offset, log.log_end_offset)]
 
 
 def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behind_it_is_kept(torture):

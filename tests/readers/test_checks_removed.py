@@ -59,7 +59,10 @@ CHECKS = {
         walk.well_placed, "(run.base_offset == before)\n        & ", "", "verify", Flip(3, 62)
     ),
     "epochs of many": Removed(
-        walk.well_placed, " & (run.leader_epoch >= epoch_before)", "", "verify", Flip(4, 119)
+        walk.well_placed,
+        " & (run.leader_epoch >= epoch_before)\n    )\n    if what.closed_at is not None:\n"
+        "        good &= run.last_offset < what.closed_at\n    if what.epochs is not None:",
+        "\n    )\n    if False:", "verify", Flip(4, 119),
     ),
     "offsets of a window": Removed(
         walk.count_in_place, "base_offset != expected or ", "", "directory replay", Flip(1, 62)

@@ -63,7 +63,7 @@ class Machine:
 
     def holds(self, log):
         start, end = log.log_start_offset, log.log_end_offset
-        assert [record.value for record in log.records(start)] == self.values[start:end]
+        assert [record.value for record in log.records(start, end)] == self.values[start:end]
 
     def bytes_of(self, name):
         return read_whole(self.disk, HOME / name, 1 << 24)
