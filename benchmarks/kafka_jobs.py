@@ -30,10 +30,10 @@ from benchmarks.harness import Timed, compare, random_values, scratch
 from benchmarks.push_sides import brokers, produce, topic
 from benchmarks.spark_filter import size_of
 from filtering.stream_metadata import KEY_BYTES, pack_keys
+from spark_jobs.jobs.command import Reporter
 from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.pipeline import DecodedBatches, apply_in
 from spark_jobs.jobs.relaying import RelayedBatches, RelayOptions, identity_of, relay_in
-from spark_jobs.jobs.reporting import Reporter
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import LIBS, missing_jars
 

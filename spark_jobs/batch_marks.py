@@ -47,7 +47,7 @@ def _damaged(why: str) -> MarksStoreDamaged:
 
 
 class MarksKey(NamedTuple):
-    """Marks are separate for every destination topic, and for what a startpoint began: see mark_epochs.py."""
+    """Marks are separate for every destination topic, and for what a startpoint began: see decide.py."""
 
     topic: str
     startpoint_epoch: int = 0

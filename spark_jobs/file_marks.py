@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from spark_jobs.batch_marks import BatchMarks, MarksFenced, MarksStoreDamaged, parsed_marks
-from spark_jobs.errors import MarksMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -207,10 +206,7 @@ class FileMarks:
 
             from spark_jobs.sinks.hadoop import HadoopDirectory  # noqa: PLC0415
 
-            session = self._session or SparkSession.getActiveSession()
-            if session is None:
-                raise MarksMissing(f"marks at {self.location}: no Spark session is active here: give one")
-            directory = HadoopDirectory(session, self.location)
+            directory = HadoopDirectory(self._session or SparkSession.active(), self.location)
             if not self._read_only:
                 directory.check_new_objects(once=True)
             self._directory = directory

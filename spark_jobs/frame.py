@@ -34,10 +34,12 @@ from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import WHOLE, FilterRule, SourcePosition, key_numbers, made_once
 from spark_jobs.decide import (
     BITMAP_OFFSETS,
+    EPOCH_COLUMNS,
     NO_PAIR,
     BatchCounts,
     BatchVerdict,
     Bitmaps,
+    Epoch,
     PartitionRows,
     Runs,
     Stretches,
@@ -46,7 +48,6 @@ from spark_jobs.decide import (
     warn_of,
 )
 from spark_jobs.errors import FrameUnusable
-from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
 from spark_jobs.row_decision import DECIDED, check_places, decide_rows, decided
 from spark_jobs.spark_internals import over_connect, setting, to_arrow, use_driver_python
 
@@ -265,7 +266,7 @@ class FirstPass:
         """Look for runs in the next batch, too."""
         self._without_runs = self._pause = 0  # batches before runs are looked for again: still to come, and in all
 
-    def look(self, keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks]) -> list[PartitionRows]:
+    def partition_rows(self, keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks]) -> list[PartitionRows]:
         """The content of a keyed frame. After it the next batches go without runs, unless these decided."""
         found = None
         if self._without_runs:

@@ -6,7 +6,7 @@
 Rows are sent as chunks (row_chunks.py), so that each column keeps its type and value, and Spark's operator does not
 convert each cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as all other consumers
 (row_chunks.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch
-(mark_epochs.py). Rows without metadata are in separate chunks; the operator passes them on and stores nothing for them,
+(decide.py). Rows without metadata are in separate chunks; the operator passes them on and stores nothing for them,
 so the source is read once.
 
 Spark's operator has two interfaces: rows, and pandas frames. This uses pandas frames: each returned frame, of about
@@ -25,10 +25,9 @@ from pyspark.sql import DataFrame, GroupedData
 from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import FilterRule, SourcePosition
-from spark_jobs.decide import looks_unlikely
+from spark_jobs.decide import Epoch, looks_unlikely
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.frame import KEY, keyed_frame
-from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,

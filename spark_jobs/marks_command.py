@@ -38,9 +38,6 @@ class Pair(NamedTuple):
     partition: int
     offset: int
 
-    def __str__(self) -> str:
-        return f"pid {self.pid} partition {self.partition}"
-
 
 def pair_and_offset(text: str) -> Pair:
     """PID:PARTITION=OFFSET."""
@@ -209,7 +206,8 @@ def _with_pair(before: BatchMarks | None, pair: Pair, topic: str | None, locatio
         raise click.ClickException(f"say --topic: it is one of {', '.join(sorted(topics)) or 'none yet'}")
     if pair.offset < 0 and not chosen <= holding:
         raise MarksMissing(
-            f"marks at {location}: batch {before.batch_id} of query {before.query_id} has no mark of {pair}"
+            f"marks at {location}: batch {before.batch_id} of query {before.query_id} has no mark of pid {pair.pid} "
+            f"partition {pair.partition}"
         )
     return replace(before, marks=_with(before.marks, chosen.pop(), pair))
 

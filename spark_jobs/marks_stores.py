@@ -59,17 +59,12 @@ def _in_spark(place: str, *, to_write: bool) -> Iterator[MarksStore]:
     """By Spark's own file systems: a session is started unless one is there."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed for a local store
 
-    from spark_jobs.spark_internals import require_java  # noqa: PLC0415
+    from spark_jobs.spark_internals import require_java, session_of  # noqa: PLC0415
 
-    active = SparkSession.getActiveSession()
-    if active is None:
+    if SparkSession.getActiveSession() is None:
         require_java()
-    session = active or SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
+    with session_of("marks", {"spark.master": "local[1]", "spark.ui.enabled": "false"}, debug=False) as session:
         yield FileMarks(place, session, read_only=not to_write)
-    finally:
-        if active is None:
-            session.stop()
 
 
 def why_unreadable(error: Exception) -> str | None:

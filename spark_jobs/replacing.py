@@ -34,10 +34,9 @@ from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import FilterRule, stream_metadata_columns
-from spark_jobs.decide import PartitionRows, epochs_of, merged_marks, ranges_of
+from spark_jobs.decide import PartitionRows, epochs_of, lowered, merged_marks, ranges_of, taken_back
 from spark_jobs.errors import CantReplace
 from spark_jobs.frame import KEY, keyed_frame
-from spark_jobs.mark_epochs import lowered, taken_back
 from spark_jobs.spark_internals import to_arrow
 
 _LOG = logging.getLogger(__name__)

@@ -95,7 +95,7 @@ class ReplayFilteredBatches:
         batch_id = stored.batch_id + 1  # Spark's own, unless the query continues another one's
         before = stored.marks
         keyed = keyed_frame(readings.narrow, self._rule)
-        found = self._first_pass.look(keyed, before)
+        found = self._first_pass.partition_rows(keyed, before)
         ranges = ranges_of(found)
         self._expect(query_id, batch_id, ranges)
         if self._is_stored(query_id, batch_id, ranges, [number for number in kept if number >= batch_id]):

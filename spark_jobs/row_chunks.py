@@ -27,7 +27,7 @@ from filtering.replay_filter import FilterCounts
 from filtering.rule import group_pairs
 from filtering.stream_metadata import Keys, parse_keys
 from spark_jobs.columns import FilterRule
-from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch, epochs_mixed
+from spark_jobs.decide import EPOCH_COLUMNS, Epoch, epochs_mixed
 from spark_jobs.row_decision import check_once, check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20

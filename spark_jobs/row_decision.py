@@ -27,14 +27,15 @@ from spark_jobs.columns import FilterRule
 from spark_jobs.decide import (
     BITMAP_WORDS,
     Bitmaps,
+    Epoch,
     Numbers,
     PartitionRows,
     PartitionVerdict,
     Stretches,
+    epochs_mixed,
     merged_marks,
 )
 from spark_jobs.errors import FrameUnusable
-from spark_jobs.mark_epochs import Epoch, epochs_mixed
 
 DECIDED = (
     "topic string, partition int, number bigint, words array<bigint>, startpoint_epoch bigint, marks_epoch bigint, "
@@ -58,8 +59,6 @@ _Where = tuple[str | None, int]
 
 @dataclass(slots=True)
 class _PartitionState:
-    """One log partition, as far as its rows were decided."""
-
     epoch: Epoch
     filter: ReplayFilter
     start: int

@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -71,7 +71,7 @@ def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
     what, instead: for the message of SparkUnfit, which is raised in a Spark Connect session.
     """
     if over_connect(spark):
-        raise _not_over_connect(what, instead)
+        raise SparkUnfit(f"{what}: not over Spark Connect; {instead}")
     context: Any = spark.sparkContext
     return _jvm_of(spark), context._jsc.hadoopConfiguration()  # noqa: SLF001
 
@@ -79,10 +79,6 @@ def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
 def class_name(node: Any) -> str:
     """The class of one of Spark's objects, without its package."""
     return str(node.getClass().getSimpleName())
-
-
-def _not_over_connect(what: str, instead: str) -> SparkUnfit:
-    return SparkUnfit(f"{what}: not over Spark Connect; {instead}")
 
 
 def over_connect(spark: SparkSession) -> bool:
@@ -100,8 +96,7 @@ def query_id_of(spark: SparkSession) -> str | None:
         return spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     running = [str(query.id) for query in spark.streams.active]
     if len(running) > 1:
-        instead = "the batch's query is unknown: use a session for each"
-        raise _not_over_connect("several queries in one session", instead)
+        raise SparkUnfit("several queries in one session of Spark Connect: use one for each, else a batch's is unknown")
     return running[0] if running else None
 
 
@@ -423,3 +418,21 @@ def require_java() -> None:
     version = java_version(printed.stderr + printed.stdout)
     if version is None or version < JAVA_MIN:
         raise SparkUnfit(f"{program} is {f'Java {version}' if version else 'of an unknown version'}; {advice}")
+
+
+@contextmanager
+def session_of(name: str, conf: Mapping[str, str], *, debug: bool) -> Iterator[SparkSession]:
+    """The active session, left running; else one of the job's own, stopped at the end."""
+    ours = SparkSession.getActiveSession() is None
+    builder = SparkSession.builder.appName(f"pushrep-{name}")
+    # A job needs no web pages of its plans; --conf may say otherwise.
+    for setting, value in {"spark.ui.showConsoleProgress": "false", **conf}.items():
+        builder = builder.config(setting, value)
+    spark = builder.getOrCreate()
+    try:
+        if not debug:
+            spark.sparkContext.setLogLevel("OFF")
+        yield spark
+    finally:
+        if ours:
+            spark.stop()  # its JVM must not outlive the job

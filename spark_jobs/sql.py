@@ -197,8 +197,6 @@ def _without_nul(value: Any) -> Any:
 
 
 class _Staged(NamedTuple):
-    """What the handler staged in the database for one batch."""
-
     query_id: str
     batch_id: int
     attempt: str
@@ -269,16 +267,8 @@ class SqlTable:
     def offsets_from(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
         """The offsets of the rows in each partition from its start on, ascending."""
         select = f'SELECT "offset" FROM {self._table} WHERE {_WITHIN} ORDER BY "offset"'
-
-        def of(connection: Any, *where: Any) -> "array[int]":
-            found = self._execute_all(connection, select, *where, OFFSET_MAX)
-            return array("q", (int(row[0]) for row in found))
-
-        def look(connection: Any) -> "dict[int, array[int]]":
-            is_there = self._exists(connection, self._table)
-            return {one: of(connection, topic, one, start) if is_there else array("q") for one, start in starts.items()}
-
-        return self._transaction(look)
+        where = ((one, (topic, one, start, OFFSET_MAX)) for one, start in starts.items())
+        return {one: array("q", (int(row[0]) for row in self._select(self._table, select, *of))) for one, of in where}
 
     def check_columns(self, columns: StructType) -> None:
         """Raise BadSink if rows of these columns can't be kept."""
@@ -298,18 +288,20 @@ class SqlTable:
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""
-        found = self._rows(f"SELECT query_id FROM {self._marks} ORDER BY seq DESC LIMIT 1")
+        found = self._select(self._marks, f"SELECT query_id FROM {self._marks} ORDER BY seq DESC LIMIT 1")
         return found[0][0] if found else None
 
     def batches(self, query_id: str) -> list[int]:
         """The batches kept of this query, ascending."""
-        found = self._rows(f"SELECT batch_id FROM {self._marks} WHERE query_id = ? ORDER BY batch_id", query_id)
+        found = self._select(
+            self._marks, f"SELECT batch_id FROM {self._marks} WHERE query_id = ? ORDER BY batch_id", query_id
+        )
         return [int(row[0]) for row in found]
 
     def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
         """The marks of a batch, None if there are none. Raises MarksStoreDamaged."""
         where = "WHERE query_id = ? AND batch_id = ?"
-        found = self._rows(f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
+        found = self._select(self._marks, f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
         return parsed_marks(bytes(found[0][0]), self.location, (query_id, batch_id)) if found else None
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
@@ -345,12 +337,7 @@ class SqlTable:
         """`what` of the offsets of rows in a log range, without those that this very batch wrote."""
         offset = what.format(quoted("offset"))
         select = f"SELECT {offset} FROM {self._table} WHERE {_WITHIN} AND NOT ({_QUERY} = ? AND {_BATCH} = ?)"
-        values = *where[:4], self._query_of(batch_id), batch_id
-
-        def look(connection: Any) -> list[tuple[Any, ...]]:
-            return self._execute_all(connection, select, *values) if self._exists(connection, self._table) else []
-
-        return self._transaction(look)
+        return self._select(self._table, select, *where[:4], self._query_of(batch_id), batch_id)
 
     def _commit(self, connection: Any, marks: BatchMarks, staged: _Staged | None, keep: int) -> None:
         query_id, batch_id, data = marks.query_id, marks.batch_id, marks.to_bytes()
@@ -412,11 +399,11 @@ class SqlTable:
             self._transaction(lambda connection: connection.cursor().execute(make))
             self._has_marks_table = True
 
-    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows that a statement selects from the table of marks; none while there is no such table."""
+    def _select(self, table: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows that a statement selects from this table; none while there is no such table."""
 
         def look(connection: Any) -> list[tuple[Any, ...]]:
-            return self._execute_all(connection, statement, *values) if self._exists(connection, self._marks) else []
+            return self._execute_all(connection, statement, *values) if self._exists(connection, table) else []
 
         return self._transaction(look)
 

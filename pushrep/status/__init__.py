@@ -3,7 +3,7 @@
     filled by                                                rendered by
     pushrep/outbox/status.py          OutboxStatus            `pushrep status`          text.py
     pushrep/replicate/node_status.py  NodeStatus     Status   `pushrep status --json`   as_dict()
-    spark_jobs/jobs/reporting.py      JobStatus               /readyz                   is_ready, pushrep/health.py
+    spark_jobs/jobs/command.py        JobStatus               /readyz                   is_ready, pushrep/health.py
     pushrep/cli/status.py             PlaceStatus             /metrics                  metrics.py, a table of fields
                                                               `pushrep console`         as_dict()
 

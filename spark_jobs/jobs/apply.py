@@ -9,8 +9,7 @@ would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give thi
 spark-submit.
 """
 
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -19,7 +18,6 @@ from filtering.extras import needed_by
 with needed_by("this job"):
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
-    from spark_jobs.errors import BadJobOption
     from spark_jobs.jobs.command import given_as_options, name_value, run_job, run_options, source_options
     from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.pipeline import apply
@@ -37,11 +35,7 @@ Examples
   the same, run again by `pushrep startpoint repair outbox orders --consumer billing --from -1h --sink ./orders-table`:
     python -m spark_jobs.jobs.apply --path outbox --topic orders --consumer billing --trigger 5s \\
         --sink ./orders-table --checkpoint orders-checkpoint
-  by spark-submit, which wants this file's path and the Python that has pushrep:
-    export PYSPARK_PYTHON=$(command -v python)
-    spark-submit "$(python -m spark_jobs.jobs.apply --where)" --path outbox --topic orders \\
-        --sink ./orders-table --checkpoint orders-checkpoint
-  a Kafka topic, with Spark's Kafka connector:
+  a Kafka topic by spark-submit, which wants this file's path, with Spark's Kafka connector:
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION} \\
         "$(python -m spark_jobs.jobs.apply --where)" \\
         --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
@@ -73,9 +67,7 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 )
 @click.option("--partition-by", multiple=True, help="A column to partition by, below batch_id.")
 @click.option("--value-format", type=click.Choice(["binary", "string", "json", "avro"]), default="binary")
-@click.option(
-    "--value-schema", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="json, avro: a file."
-)
+@click.option("--value-schema", type=click.File(encoding="utf-8"), help="json, avro: a file.")
 @click.option("--keep", default="topic,partition,offset,timestamp", help="The record's own columns beside the value's.")
 @click.option(
     "--append-only",
@@ -97,16 +89,9 @@ def _options(given: dict[str, Any]) -> ApplyOptions:
     settings = given_as_options(given, "sink_options")
     if is_database(settings["sink"]) and given["marks"] is None:
         settings["marks"] = ""
-    schema: Path | None = settings.pop("value_schema")
+    schema: TextIO | None = settings.pop("value_schema")
     settings["keep"] = tuple(name.strip() for name in settings["keep"].split(",") if name.strip())
-    return ApplyOptions(value_schema=None if schema is None else _text(schema), **settings)
-
-
-def _text(schema: Path) -> str:
-    try:
-        return schema.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadJobOption("--value-schema", str(schema), f"can't be read: {error}") from error
+    return ApplyOptions(value_schema=None if schema is None else schema.read(), **settings)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from filtering import BadFilterSetting
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
 from pushrep.health import HealthSettings
@@ -31,7 +30,6 @@ _SINK_OPTIONS = {
     "target": "--sink",
     "partition_by": "--partition-by",
     "format": "--format",
-    "path": "--sink",
     "table": "--table",
     "name": "--table",
 }
@@ -77,11 +75,7 @@ class JobOptions:
                 "pushrep startpoint export, and --adopt"
             )
             raise BadJobOption("--consumer", self.consumer, why)
-        try:
-            check_ttl(self.ttl_s, self.retention_ms)
-        except BadFilterSetting as error:
-            why = "marks must outlive the records: give --retention-ms, the topic's retention.ms, and no shorter ttl"
-            raise BadJobOption("--ttl-s", self.ttl_s, why) from error
+        check_ttl(self.ttl_s, self.retention_ms)
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:

@@ -35,8 +35,8 @@ from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import LogRange, MarksStore
 from spark_jobs.errors import BadJobOption, CantReplace, SparkJobError
 from spark_jobs.file_marks import FileMarks, local_path
+from spark_jobs.jobs.command import Reporter, one_line, served
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, named_by_option
-from spark_jobs.jobs.reporting import Reporter, one_line, served
 from spark_jobs.marks_stores import is_database
 from spark_jobs.replacing import Replacing
 from spark_jobs.replay_filter import ReplayFilteredBatches, adopted_marks
@@ -49,7 +49,7 @@ from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import resolve_starts
 from spark_jobs.sources.startpoints import wanted_of
-from spark_jobs.spark_internals import STREAMS_SINCE, release, require_java, too_old
+from spark_jobs.spark_internals import STREAMS_SINCE, release, require_java, session_of, too_old
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
@@ -143,7 +143,7 @@ def _check_places(options: JobOptions) -> None:
 
 def _source_options(options: JobOptions) -> SourceOptions:
     source = SourceOptions.parse(options.reader_options())
-    source.check_stream()
+    source.check(stream=True)
     return source
 
 
@@ -344,24 +344,6 @@ def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event)
         if between.error is not None:
             raise between.error from error
         raise
-
-
-@contextlib.contextmanager
-def session_of(name: str, conf: Mapping[str, str], *, debug: bool) -> Iterator[SparkSession]:
-    """The active session, left running; else one of the job's own, stopped at the end."""
-    ours = SparkSession.getActiveSession() is None
-    builder = SparkSession.builder.appName(f"pushrep-{name}")
-    # A job needs no web pages of its plans; --conf may say otherwise.
-    for setting, value in {"spark.ui.showConsoleProgress": "false", **conf}.items():
-        builder = builder.config(setting, value)
-    spark = builder.getOrCreate()
-    try:
-        if not debug:
-            spark.sparkContext.setLogLevel("OFF")
-        yield spark
-    finally:
-        if ours:
-            spark.stop()  # its JVM must not outlive the job
 
 
 @contextlib.contextmanager

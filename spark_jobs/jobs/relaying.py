@@ -41,12 +41,12 @@ from partitioner.confluent import (
 from partitioner.source_partition import BadPartitionerSetting, PartitionerError, check_not_shrunk
 from spark_jobs.batch_marks import MarksStore
 from spark_jobs.errors import BadJobOption, RecordUnfit
+from spark_jobs.jobs.command import Reporter, served
 from spark_jobs.jobs.options import JobOptions
-from spark_jobs.jobs.pipeline import Handler, before_spark, named, progress_with_spark, session_of, stream
-from spark_jobs.jobs.reporting import Reporter, served
+from spark_jobs.jobs.pipeline import Handler, before_spark, named, progress_with_spark, stream
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sources.logs import TopicLogs
-from spark_jobs.spark_internals import a_task_a_number
+from spark_jobs.spark_internals import a_task_a_number, session_of
 
 _NAME = re.compile(r"epoch-([0-9]{1,9})\.json")
 _VERSION = 1
@@ -268,7 +268,16 @@ class RelayedBatches:
             carrier=cast('Literal["key", "header"]', options.carrier_out()),
             source_carrier=options.carrier,
             retention_ms=facts.retention_ms,
-            pids=_pids(options, sources, self._identity),
+            pids={
+                (topic, partition): producer_id(
+                    application=options.application,
+                    stream=topic,
+                    source=incarnation,
+                    destination=self._identity.destination,
+                    epoch=self._identity.epoch,
+                )
+                for (topic, partition), incarnation in sources.items()
+            },
         ).send(rows)
 
     def drop_from(self, batch_id: int) -> None:
@@ -326,21 +335,6 @@ def _wanted(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts
         epoch=options.epoch,
         sources={f"{topic}-{partition}": incarnation for (topic, partition), incarnation in sources.items()},
     )
-
-
-def _pids(
-    options: RelayOptions, sources: Mapping[tuple[str, int], str], identity: RelayIdentity
-) -> dict[tuple[str, int], int]:
-    return {
-        (topic, partition): producer_id(
-            application=options.application,
-            stream=topic,
-            source=incarnation,
-            destination=identity.destination,
-            epoch=identity.epoch,
-        )
-        for (topic, partition), incarnation in sources.items()
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

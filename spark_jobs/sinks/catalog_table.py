@@ -163,7 +163,7 @@ class CatalogTable(BatchTable):
         return held_until_in(self._others(session, batch_id), where)
 
     def drop_from(self, batch_id: int) -> None:
-        session = self._active_session()
+        session = SparkSession.active()
         self._open(session, None, batch_id)
         self._drop_after(session, batch_id)
 

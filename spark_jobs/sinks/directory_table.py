@@ -155,10 +155,6 @@ class DirectoryTable(BatchTable):
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
-        if "path" in {name.lower() for name in self._options}:
-            raise BadSink(
-                "target", self._name, "its path is given, an option path of the format beside it is not taken"
-            )
         directory = HadoopDirectory(session, self._name)
         if unusable := directory.why_unusable():
             raise BadSink("target", self._name, unusable)
@@ -168,7 +164,7 @@ class DirectoryTable(BatchTable):
     def _opened(self, session: SparkSession | None, batch_id: int) -> HadoopDirectory:
         query_id, _ = self._batch(batch_id)
         if self._place is None or self._place[0] != query_id:
-            directory = HadoopDirectory(session or self._active_session(), self._name)
+            directory = HadoopDirectory(session or SparkSession.active(), self._name)
             self._refuse_partitions(directory)
             self._finish_replacing(directory)
             owners = self._owners(directory)

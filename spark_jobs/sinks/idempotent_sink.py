@@ -184,12 +184,6 @@ class BatchTable(ABC):
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """The rows of other batches."""
 
-    def _active_session(self) -> SparkSession:
-        session = SparkSession.getActiveSession()
-        if session is None:
-            raise BadSink("target", self._name, "no Spark session is active here")
-        return session
-
 
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
     """The owners with this query as the writer; the same object if it is that already. Raises TableNotOurs."""

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 
 from pushrep.records import RecordBatch, TimestampType
 from pushrep.records.columns import RecordColumns
-from spark_jobs.mark_epochs import EPOCH_COLUMNS
+from spark_jobs.decide import EPOCH_COLUMNS
 
 # The JVM holds one Arrow batch while Python builds the next; between 4,000 and 65,000 rows the speed is the same.
 ROWS_MAX = 16_384
@@ -60,8 +60,6 @@ def source_schema(*, include_headers: bool, include_epochs: bool = False) -> Str
 
 
 class _Part(NamedTuple):
-    """One record batch's share of an Arrow batch."""
-
     key: Column
     value: Column
     offset: Column

@@ -189,7 +189,7 @@ class PushrepReader(DataSourceReader):
     """A batch read: both ends are resolved when Spark plans it."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        options.check_batch()
+        options.check(stream=False)
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[InputPartition]:
@@ -218,7 +218,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream; what Spark logs per batch is drawn in `spark_jobs.sources.planning`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        options.check_stream()
+        options.check(stream=True)
         self._options, self._schema = options, schema
         self._logs = TopicLogs(options.path, options.topic, options.partitions)
         self._target: Mapping[int, Extent] | None = None
@@ -260,7 +260,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # Records that a startpoint skips are not lost.
                 replace(before, positions={**before.positions, **begun}),
                 extents,
-                written_end=self._logs.written_end,
+                written_end=lambda partition: written_end(self._logs.reader(partition)),
                 fail_on_data_loss=options.fail_on_data_loss,
             )
         if self._startpoints is not None:

@@ -148,10 +148,6 @@ class TopicLogs:
         except NotALog:
             return None
 
-    def written_end(self, partition: int) -> int | None:
-        """The end of the partition's log, stable or not; None if that is not known (see EndUnknown)."""
-        return written_end(self.reader(partition))
-
     def first_at(self, partition: int, ms: int) -> int | None:
         """Offset of the first record at or after `ms` since 1970; None if there is none."""
         return self.reader(partition).offset_for_timestamp(ms)

@@ -3,7 +3,7 @@
     option                default    meaning
     path                  required   the directory that holds the logs (`<topic>-<n>` below it)
     topic                 required
-    partitions            all        "0,2" or "0-3" or both; all: new ones are taken up while a stream runs
+    partitions            all        "0,2"; all: new ones are taken up while a stream runs
                                      of a directory of worker slots: those of every slot
     startingOffsets       earliest   earliest | latest | {"topic": {"0": 23, "1": -2}}   (-2 earliest, -1 latest)
                                      of worker slots: {"topic": {"slot-0/0": 23, "slot-1/0": -2}}
@@ -121,23 +121,16 @@ class SourceOptions:
             given=given,
         )
 
-    def check_batch(self) -> None:
-        """Raise BadOption for what only a stream can honour, and for a start that leaves nothing to read."""
-        if self.max_records is not None:
-            why = "a batch read has no triggers; only readStream takes it"
-            raise BadOption("maxRecordsPerTrigger", str(self.max_records), why)
-        if self.startpoint_consumer is not None:
-            why = "a batch read commits nothing, so it can't consume a startpoint; only readStream takes it"
-            raise BadOption("startingStartpoint", self.startpoint_consumer, why)
-        if self.start is Edge.LATEST:
+    def check(self, *, stream: bool) -> None:
+        """Raise BadOption for what only a stream, or only a batch read, can honour, or a start that reads nothing."""
+        for option, of_streams in _ONLY_OF_STREAMS.items():
+            if option in self.given and of_streams is not stream:
+                raise BadOption(option, self.given[option], f"only {'readStream' if of_streams else 'read'} takes it")
+        if not stream and self.start is Edge.LATEST:
             raise BadOption("startingOffsets", "latest", "a batch read from the end reads nothing; name another start")
 
-    def check_stream(self) -> None:
-        """Raise BadOption for what only a batch read can honour."""
-        if "endingOffsets" in self.given:
-            raise BadOption("endingOffsets", self.given["endingOffsets"], "a stream has no end; only read takes it")
 
-
+_ONLY_OF_STREAMS = {"maxRecordsPerTrigger": True, "startingStartpoint": True, "endingOffsets": False}
 _OPTIONS = (
     "path",
     "topic",
@@ -219,16 +212,10 @@ def _boolean(option: str, text: str) -> bool:
 
 
 def _partition_list(option: str, text: str) -> tuple[int, ...]:
-    chosen: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
-        if match is None:
-            raise BadOption(option, text, "give partition numbers as 0,2 or 0-3")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise BadOption(option, text, f"the range {first}-{last} runs backwards")
-        chosen.update(range(first, last + 1))
-    return tuple(sorted(chosen))
+    parts = text.split(",")
+    if not all(re.fullmatch(r"\s*[0-9]{1,6}\s*", part) for part in parts):
+        raise BadOption(option, text, "give partition numbers as 0,2")
+    return tuple(sorted(set(map(int, parts))))
 
 
 def _timestamp_ms(option: str, text: str) -> int:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.columns import FilterRule
-from spark_jobs.decide import BITMAP_OFFSETS, PartitionRows, Runs, decide, ranges_of
+from spark_jobs.decide import BITMAP_OFFSETS, Epoch, PartitionRows, Runs, decide, ranges_of
 from spark_jobs.errors import FrameUnusable
 from spark_jobs.frame import KEY
-from spark_jobs.mark_epochs import Epoch
 from spark_jobs.row_chunks import PairChunk, PairMarks, PairName, decide_pair, pack_rows, unpack_rows
 from spark_jobs.row_decision import decide_rows, decided
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.mark_epochs import Epoch, carried, lowered, taken_back
+from spark_jobs.decide import Epoch, carried, lowered, taken_back
 
 PAIRS = [(7, 0), (7, 1), (-3, 0)]
 LOG = st.lists(st.tuples(st.sampled_from(PAIRS), st.integers(0, 12)), min_size=1, max_size=40)

@@ -18,8 +18,8 @@ from pushrep.health import HealthSettings
 from spark_jobs.decide import BatchCounts
 from spark_jobs.errors import BadJobOption
 from spark_jobs.jobs.apply import main
+from spark_jobs.jobs.command import Reporter, one_line, served
 from spark_jobs.jobs.options import ApplyOptions
-from spark_jobs.jobs.reporting import Reporter, one_line, served
 from tests.ports import reserve
 
 GIVEN = ["--topic", "t", "--path", "{logs}", "--sink", "{tmp}/s", "--checkpoint", "{tmp}/c"]
@@ -48,9 +48,9 @@ WRONG = {
     "a pair without a name": ([*GIVEN, "--conf", "=x"], 2, "'=x' is not NAME=VALUE"),
     "half an adoption": ([*GIVEN, "--adopt", "q"], 2, "'q' is not QUERY:BATCH"),
     "a negative window": ([*GIVEN, "--window", "-1"], 2, "--window"),
-    "a ttl, and nobody says what it must outlive": ([*GIVEN, "--ttl-s", "10"], 1, "--ttl-s=10.0: marks must outlive"),
+    "a ttl, and nobody says what it must outlive": ([*GIVEN, "--ttl-s", "10"], 1, "error: ttl_s=10.0"),
     "a ttl shorter than the retention": (
-        [*GIVEN, "--ttl-s", "10", "--retention-ms", "10001"], 1, "--ttl-s=10.0: marks must outlive the records",
+        [*GIVEN, "--ttl-s", "10", "--retention-ms", "10001"], 1, "error: ttl_s=10.0",
     ),
     "a pid of more than 64 bits": ([*GIVEN, "--only-pid", str(2**63)], 2, "--only-pid"),
     "a schema that is not there": ([*GIVEN, "--value-schema", "{tmp}/none"], 2, "--value-schema"),
@@ -58,7 +58,7 @@ WRONG = {
     "real-time mode": ([*GIVEN, "--trigger", "Real-Time 5s"], 1, "--trigger='Real-Time 5s': Real-Time Mode admits no"),
     "avro without a schema": ([*GIVEN, "--value-format", "avro"], 1, "--value-schema: format avro needs a schema"),
     "a schema that is no text": (
-        [*GIVEN, "--value-format", "avro", "--value-schema", "{tmp}/raw"], 1, "raw': can't be read: 'utf-8' codec",
+        [*GIVEN, "--value-format", "avro", "--value-schema", "{tmp}/raw"], 1, "error: 'utf-8' codec",
     ),
     "no path": ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path: source pushrep reads logs from a directory: name it"),
     "a path for kafka": ([*GIVEN, "--source", "kafka"], 1, "--path='{logs}': belongs to source pushrep"),

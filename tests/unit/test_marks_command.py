@@ -15,8 +15,8 @@ from filtering import ReplayFilter, StreamMetadata
 from filtering.marks import HighwaterMarks
 from pushrep.log import SegmentLog
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksKey, RowCounts
+from spark_jobs.decide import Epoch, carried
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.mark_epochs import Epoch, carried
 from spark_jobs.marks_command import marks
 from spark_jobs.sql import SqlTable
 

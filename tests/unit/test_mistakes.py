@@ -360,8 +360,8 @@ def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
 def test_errors_of_spark_jobs_name_a_worker_slot_as_people_do():
     """The number of the log among all slots, 1<<30 and more, would tell a user nothing."""
     from pushrep.log.directory_files import parse_shown_partition
+    from spark_jobs.decide import epochs_mixed
     from spark_jobs.errors import FrameChanged
-    from spark_jobs.mark_epochs import epochs_mixed
 
     number = parse_shown_partition("slot-7/3")
     for error in (FrameChanged(number, 0, 5, 5, 4), epochs_mixed("t", number, [1, 2])):

@@ -137,7 +137,6 @@ RECORD = T.StructType([T.StructField(name, T.StringType()) for name in (*DEFAULT
 def test_settings_are_checked_before_spark_starts():
     ValueDecoder("avro", json.dumps(EVERYTHING))
     for wrong, option in (
-        ({"format": "xml"}, "value-format"),
         ({"format": "avro"}, "value-schema"),
         ({"format": "binary", "schema": "{}"}, "value-schema"),
         ({"format": "avro", "schema": "{"}, "value-schema"),

@@ -287,8 +287,8 @@ class Relay(threading.Thread):
         self._spark, self._options, self._error = spark, options, None
 
     def run(self):
+        from spark_jobs.jobs.command import Reporter
         from spark_jobs.jobs.relaying import relay_in
-        from spark_jobs.jobs.reporting import Reporter
 
         try:
             with Reporter.open(None) as reporter:

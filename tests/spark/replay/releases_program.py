@@ -203,9 +203,9 @@ def source(spark, place):
 
 def applied(spark, place, sink=None, sink_format="parquet"):
     """The apply job's own steps, over files in place of a topic."""
+    from spark_jobs.jobs.command import Reporter
     from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.pipeline import apply_in
-    from spark_jobs.jobs.reporting import Reporter
 
     rows = [(key, value.encode(), *where) for key, value, *where in log(0, [0, 1, 0])]
     columns = "key binary, value binary, topic string, partition int, offset bigint"

@@ -66,8 +66,8 @@ def die_at(kind, step, die, setattr=setattr):  # noqa: A002 - a test's takes it 
 
 def main(given, step):
     from spark_jobs.jobs import pipeline
+    from spark_jobs.jobs.command import Reporter
     from spark_jobs.jobs.options import ApplyOptions
-    from spark_jobs.jobs.reporting import Reporter
 
     options = json.loads(given)
     die_at("database" if options.get("sink_table") else "path", step, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -21,9 +21,9 @@ from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs.errors import BadJobOption, CantReplace, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs import pipeline
+from spark_jobs.jobs.command import Reporter, one_line
 from spark_jobs.jobs.options import ApplyOptions
 from spark_jobs.jobs.pipeline import apply_in
-from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.sinks.idempotent_sink import TableNotOurs
 from tests.spark.replay.repair_program import STEPS, die_at
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
@@ -522,7 +522,6 @@ def test_rows_that_were_removed_by_hand_are_not_taken_for_replays(run, outbox, t
         ({"trigger": "soon"}, r"--trigger='soon'.*available-now"),
         ({"value_format": "avro"}, "value-schema: format avro needs a schema"),
         ({"value_format": "string", "value_schema": "{}"}, "takes no schema"),
-        ({"value_format": "xml"}, "value-format: 'xml'"),
         ({"value_format": "avro", "value_schema": "{"}, "no JSON"),
         ({"value_format": "avro", "value_schema": '"long"'}, "an Avro record is expected"),
         ({"value_format": "avro", "value_schema": json.dumps(SCHEMA), "keep": ("id",)}, "keep: id is also a column"),

@@ -64,7 +64,6 @@ REFUSED = {
         "--sink='other_shape': the table has the columns x, batch_id, the rows value, topic, partition, offset, ",
     ),
     "a name that is none": (["--sink", "no name"], "--sink='no name': "),
-    "a path of the format's own": (["--sink-option", "path=/x"], "--sink='{tmp}/table': its path is given"),
     "a file system that nobody knows": (["--sink", "foo://h/x"], "--sink='foo://h/x': No FileSystem for scheme"),
     "marks of another query": (
         ["--marks", "{tmp}/marked"],

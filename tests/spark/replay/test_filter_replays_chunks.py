@@ -16,10 +16,9 @@ from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from filtering.replay_filter import FilterCounts
 from spark_jobs import keyed_state, row_chunks
 from spark_jobs.columns import FilterRule
-from spark_jobs.decide import BatchCounts
+from spark_jobs.decide import BatchCounts, Epoch
 from spark_jobs.errors import FrameUnusable, SparkJobError
 from spark_jobs.keyed_state import decided_frames
-from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
 from spark_jobs.row_chunks import (
     CHUNK_BYTES,
