@@ -87,10 +87,6 @@ class Catalogue:
         except KeyError:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}") from None
 
-    def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
-        """The recording of this log, unless it is deleted; None if there is none."""
-        return self._facts.find(tp)
-
     def stopped(self, recording_id: int, stop_offset: int) -> None:
         """Its writer has closed it at `stop_offset`."""
         self._change(recording_id, {"stop": stop_offset})
@@ -124,7 +120,7 @@ class Catalogue:
             )  # fmt: skip
             if state is not entry.state:
                 self._change(entry.recording_id, {"state": state.name})
-        unknown = [(tp, log.start_offset, log.outbox_id) for tp, log in logs.items() if self.find(tp) is None]
+        unknown = [(tp, log.start_offset, log.outbox_id) for tp, log in logs.items() if self._facts.find(tp) is None]
         return self._add_all(unknown, created_ms)
 
     # ---- inside

@@ -184,9 +184,6 @@ class ReplaySession:
         self._is_opened = True
         return [e.Started(self.position), *self._begin_if_both()]
 
-    def _open_failed(self, event: e.OpenFailed) -> Effects:
-        return self._refuse(event.code, event.why)
-
     def _refuse(self, code: ErrorCode, why: str) -> Effects:
         self.end_reason = ReplayEndReason.ERROR
         return [e.Refuse(code, why), *self._done()]
@@ -230,7 +227,7 @@ class ReplaySession:
         damage = event.facts.damage
         if damage is not None and self.position >= damage.offset:
             failed = e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(CorruptBatch(*damage)), int(damage.segment.stem))
-            effects = self._read_failed(failed)
+            effects = self._ended(failed)
         elif self.position < tip.bound and self._held_until <= tip.bound:
             effects = self._next_block(tip, tip.bound if damage is None else min(tip.bound, damage.offset))
         elif self._ends_at(tip, event.facts):
@@ -307,19 +304,19 @@ class ReplaySession:
         self.last_progress_ms = self._heard_ms = self._now_ms
         return [e.RenewLease(self.position)]
 
-    def _read_failed(self, event: e.ReadFailed) -> Effects:
-        return self._over(ReplayEndReason.ERROR, event.code, event.why, segment=event.segment)
-
     # ---- the end
 
-    def _stop(self, _event: e.Stop) -> Effects:
-        return self._over(ReplayEndReason.STOPPED)
-
-    def _deleted(self, _event: e.Deleted) -> Effects:
-        return self._over(ReplayEndReason.RECORDING_DELETED, ErrorCode.RECORDING_DELETED, "the recording was deleted")
-
-    def _lease_broken(self, event: e.LeaseLost) -> Effects:
-        return self._over(ReplayEndReason.LEASE_BROKEN, ErrorCode.LEASE_BROKEN, event.why)
+    def _ended(self, event: e.Event) -> Effects:
+        match event:
+            case e.ReadFailed(code, why, segment):
+                return self._over(ReplayEndReason.ERROR, code, why, segment=segment)
+            case e.LeaseLost(why):
+                return self._over(ReplayEndReason.LEASE_BROKEN, ErrorCode.LEASE_BROKEN, why)
+            case e.Deleted():
+                code, why = ErrorCode.RECORDING_DELETED, "the recording was deleted"
+                return self._over(ReplayEndReason.RECORDING_DELETED, code, why)
+            case _:
+                return self._over(ReplayEndReason.STOPPED)
 
     def _truncated(self, event: e.Truncated) -> Effects:
         if event.offset < self.position:
@@ -348,12 +345,6 @@ class ReplaySession:
         self._end_due_ms = self._now_ms + self._settings.liveness_timeout_ms
         return [e.ReleaseLease(), e.SendEnd(reason, self.position, code, why, **more)]
 
-    def _turn_in_inactive(self, _event: e.Turn) -> Effects:
-        return self._forget() if self._now_ms >= self._end_due_ms else []
-
-    def _end_sent(self, _event: e.EndSent) -> Effects:
-        return self._forget()
-
     def _done(self) -> Effects:
         return [e.ReleaseLease(), *self._forget()]
 
@@ -362,17 +353,17 @@ class ReplaySession:
         return [e.Forget()]
 
     _ENDS: ClassVar[Mapping[type[e.Event], Any]] = {
-        e.Stop: _stop,
-        e.Deleted: _deleted,
+        e.Stop: _ended,
+        e.Deleted: _ended,
         e.Truncated: _truncated,
-        e.LeaseLost: _lease_broken,
+        e.LeaseLost: _ended,
         e.SubscriberGone: _subscriber_gone,
     }
     HANDLERS: ClassVar[Mapping[ReplayState, Mapping[type[e.Event], Any]]] = {
         ReplayState.INIT: {
             **_ENDS,
             e.SegmentOpened: _opened,
-            e.OpenFailed: _open_failed,
+            e.OpenFailed: lambda self, event: self._refuse(event.code, event.why),
             e.SubscriberAttached: _attached,
             e.Credited: _credited,
             e.Turn: _turn_in_init,
@@ -382,13 +373,13 @@ class ReplaySession:
             e.Credited: _credited,
             e.Turn: _turn,
             e.BlockRead: _block_read,
-            e.ReadFailed: _read_failed,
+            e.ReadFailed: _ended,
             e.BlockSent: _sent,
         },
         ReplayState.INACTIVE: {
-            e.Turn: _turn_in_inactive,
+            e.Turn: lambda self, _event: self._forget() if self._now_ms >= self._end_due_ms else [],
             e.SubscriberGone: _subscriber_gone,
-            e.EndSent: _end_sent,
+            e.EndSent: lambda self, _event: self._forget(),
         },
         ReplayState.DONE: {},
     }
@@ -466,10 +457,6 @@ class ReplaySessions:
 
     def __iter__(self) -> Iterator[ReplaySession]:
         return iter(tuple(self._sessions.values()))
-
-    def get(self, session_id: int) -> ReplaySession | None:
-        """The session of this id, all 64 bits of it; None once it is DONE."""
-        return self._sessions.get(session_id)
 
     def start(  # noqa: PLR0913 - all that a request is judged by
         self,

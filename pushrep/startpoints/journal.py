@@ -56,15 +56,11 @@ class Journal:
     lock_wait_s = 60.0  # the holder syncs several files, for which a slow disk needs seconds each
 
     def __init__(self, directory: Path, filesystem: Filesystem, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.directory, self.path = directory, directory / JOURNAL_NAME
+        self.place, self.path = directory, directory / JOURNAL_NAME
         self._filesystem, self._sleep = filesystem, sleep
         self.budget = TimeBudget()
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
         self._known, self._last_line = View([], 0, 0), b""
-
-    @property
-    def place(self) -> Path:
-        return self.directory
 
     def view(self) -> View:
         """All facts, without the lock: for display, not for decisions. An unfinished transaction is left out.
@@ -116,18 +112,18 @@ class Journal:
 
     def _lost(self, error: OSError) -> StoreUnavailable:
         why = "it lies below a file" if isinstance(error, NotADirectoryError) else error.strerror or str(error)
-        return StoreUnavailable(self.directory, why)
+        return StoreUnavailable(self.place, why)
 
     def _locked(self) -> File:
         wait_s = self.budget.left_s(self.lock_wait_s)
         try:
-            self._filesystem.make_directory(self.directory)
+            self._filesystem.make_directory(self.place)
             policy = RetryPolicy(
                 is_retriable=lambda error: isinstance(error, LockHeld), backoff=_BACKOFF, within_s=wait_s
             )
-            return policy.call(lambda: self._filesystem.lock(self.directory / LOCK_NAME), sleep=self._sleep)
+            return policy.call(lambda: self._filesystem.lock(self.place / LOCK_NAME), sleep=self._sleep)
         except LockHeld as error:
-            raise busy(self.directory, error.pid, wait_s) from error
+            raise busy(self.place, error.pid, wait_s) from error
         except OSError as error:
             raise self._lost(error) from error
 
@@ -138,14 +134,14 @@ class Journal:
         good = self.view().end
         with closing(self._filesystem.open(self.path)) as file:
             if good < (size := file.size()):
-                write_atomic(self._filesystem, self.directory / CUT_NAME, [file.read_at(size - good, good)])
+                write_atomic(self._filesystem, self.place / CUT_NAME, [file.read_at(size - good, good)])
                 file.truncate(good)
             try:
                 file.sync()
             except OSError:
                 # The bytes read may never have reached the disk, and a second sync would succeed: write them again.
                 write_atomic(self._filesystem, self.path, [file.read_at(good, 0)])
-        self._filesystem.sync_directory(self.directory)
+        self._filesystem.sync_directory(self.place)
         return good
 
     def _followed(self, file: File) -> View:

@@ -105,7 +105,9 @@ class Startpoint:
 
     def __post_init__(self) -> None:
         if self.replace_until is not None:
-            self._check_replace_until(self.replace_until)
+            if self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks:
+                raise BadArgument("replace_until", "it is for an offset, with reset_marks")
+            whole_number("replace_until", self.replace_until, (self.value or 0) + 1, OFFSET_END - 1)
         if self.append_only and (self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks or self.replace_until):
             raise BadArgument("append_only", "it is for an offset, with reset_marks and without replace_until")
         wanted = _VALUES[self.kind]
@@ -120,11 +122,6 @@ class Startpoint:
             raise BadArgument("value", f"{self.kind} takes a number from {first} to {end - 1}, got {self.value}")
         if self.kind is Kind.RELATIVE_RECORDS and self.value == 0:
             raise BadArgument("records", "0 records from where the consumer stands changes nothing")
-
-    def _check_replace_until(self, until: object) -> None:
-        if self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks:
-            raise BadArgument("replace_until", "it is for an offset, with reset_marks")
-        whole_number("replace_until", until, (self.value or 0) + 1, OFFSET_END - 1)
 
     @classmethod
     def specific(

@@ -439,9 +439,6 @@ class StartpointStore(ClosedAtExit):
             self._closed = True
             self._journal.close()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.place)!r})"
-
     # ---- inside
 
     def _write(
@@ -642,7 +639,7 @@ class StorePoll:
         return f"no answer for {since_s:.0f} s, new startpoints wait: {self.away}"
 
     def _answer(self, question: Callable[[], _Answered], within_s: float) -> _Answered:
-        if self.away is not None and self._now_s() < self._next_s:
+        if self.away is not None and self._clock.monotonic_ms() / 1000 < self._next_s:
             self._failed = True
             raise StoreUnavailable(self.away.location, self.away.why)
         try:
@@ -658,7 +655,4 @@ class StorePoll:
             _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)
         self.away, self._failed = error, True
         self._failures += 1
-        self._next_s = self._now_s() + _AWAY_PAUSES.pause_s(self._failures)
-
-    def _now_s(self) -> float:
-        return self._clock.monotonic_ms() / 1000
+        self._next_s = self._clock.monotonic_ms() / 1000 + _AWAY_PAUSES.pause_s(self._failures)

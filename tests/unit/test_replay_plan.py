@@ -162,9 +162,8 @@ def test_ids_rise_in_their_high_half_are_random_in_the_low_and_all_64_bits_count
     ids = [start(many).id for _ in range(20)]
     assert [one >> 32 for one in ids] == list(range(1, 21))
     assert len({one & 0xFFFFFFFF for one in ids}) == 20
-    assert many.get(ids[0]).id == ids[0]
-    assert many.get(ids[0] ^ 1) is None
-    assert many.get(ids[0] ^ 1 << 40) is None
+    assert many.stop(ids[0] ^ 1, 0) == many.stop(ids[0] ^ 1 << 40, 0) == []
+    assert len(many.stop(ids[0], 0)) == 1
 
 
 def test_stop_is_idempotent_and_unknown_ids_are_fine():
