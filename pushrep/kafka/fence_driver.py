@@ -90,11 +90,6 @@ class Fencing:
         self.newest: Fence | None = None
         """The fence of the present topic; None before it was seen, and without fencing."""
 
-    @property
-    def asks_again(self) -> bool:
-        """Whether members may confirm later that this instance leads, although another has taken over."""
-        return self._leads is not None
-
     def driver(
         self, facts: TopicFacts, cluster: Cluster, until_done: UntilDone, *, has_shipped: bool
     ) -> "FenceDriver | None":

@@ -94,11 +94,6 @@ class OffsetRanges:
             found.add(start, end)
         return found
 
-    @property
-    def count(self) -> int:
-        """How many offsets there are."""
-        return sum(self._ends) - sum(self._starts)
-
 
 FILE_NAME = "destinations.json"
 VERSION = 1

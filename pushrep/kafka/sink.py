@@ -201,7 +201,9 @@ class KafkaSink:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
                 except (*UNREACHABLE, BeginsAnew) as error:
-                    pause_s = self._failed(error)
+                    self.state.set_trouble(str(error) or repr(error))
+                    self._failures += 1
+                    pause_s = backoff_of(self._destination).pause_s(self._failures)
                 except LogClosed:
                     return
                 if self.state.refusal is not None:
@@ -224,7 +226,7 @@ class KafkaSink:
         self.state.counts.taken_over += isinstance(error, OutboxTakenOver)
         self._notify_diverged(error)  # before waiting callers get the error, so that their next append is refused
         self.state.refused(error)
-        if isinstance(error, OutboxTakenOver) and self.fencing.asks_again:
+        if isinstance(error, OutboxTakenOver) and self._config.leads is not None:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
         self._notify_diverged(error)  # again, for callbacks registered in between
@@ -235,11 +237,6 @@ class KafkaSink:
         if isinstance(error, OutboxDiverged | DestinationAhead) and self._on_diverged is not None:
             self._on_diverged(error)
 
-    def _failed(self, error: BaseException) -> float:
-        self.state.set_trouble(str(error) or repr(error))
-        self._failures += 1
-        return backoff_of(self._destination).pause_s(self._failures)
-
     def _began(self) -> None:
         self._failures = 0
         self._started.set()
@@ -248,7 +245,8 @@ class KafkaSink:
         facts = await unless_set(self._wake, in_thread(lambda: look_at_topic(self._destination, self.topic)))
         if facts is None:
             return
-        self._check(facts)
+        age_ms = self.state.oldest_unsent_age_ms()
+        facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
         self.state.refused(None)
         try:
             await self._fix_topic(facts)
@@ -270,10 +268,6 @@ class KafkaSink:
         finally:
             self._session = None
             await cluster.close()
-
-    def _check(self, facts: TopicFacts) -> None:
-        age_ms = self.state.oldest_unsent_age_ms()
-        facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
 
     async def _fix_topic(self, facts: TopicFacts) -> None:
         """Fix the partition count at first use: on disk, and at the members, before the first batch is sent.
