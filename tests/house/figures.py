@@ -89,6 +89,17 @@ def imports() -> dict[str, set[str]]:
     return edges
 
 
+@cache
+def reachable(module: str) -> set[str]:
+    """The modules of the product to which the imports of this one lead, itself among them."""
+    found, waiting = {module}, [module]
+    while waiting:
+        new = imports()[waiting.pop()] - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
 def groups(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
     """Tarjan's strongly connected components; each comes after those that it reaches."""
     index: dict[str, int] = {}
@@ -326,7 +337,8 @@ class Walk:
     A name or attribute that is assigned the value, a part of it, or what a call with the value as an argument gives,
     carries it on. A call is entered if one of its arguments, or the object that it is called on, carries the value and
     the text says which function of ours it is: a name of the module or an import, a method of the same class, or a
-    method that one class of the product alone has. A class is entered by its `__init__`, or not at all.
+    method that one class of the product alone has, if the caller's imports lead to that class: another library's
+    `collect` is not ours. A class is entered by its `__init__`, or not at all.
     """
 
     def __init__(self) -> None:
@@ -434,7 +446,8 @@ class Walk:
             one = (owner[0], f"{owner[1].split('.')[0]}.{called.attr}")
             if one in self._functions:
                 return one
-        return self._unique.get(called.attr)
+        found = self._unique.get(called.attr)
+        return found if found and found[0] in reachable(module) else None
 
 
 @cache
