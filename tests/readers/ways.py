@@ -432,7 +432,7 @@ def shipped(opened, start):
     while (sent := source.next_piece(1 << 20)) is not None:
         assert (sent.start, sent.end) == (sent.batch.header.base_offset, sent.batch.header.next_offset)
         yield sent.batch
-    if source.has_more:
+    if source.poll():
         raise SilentEnd(f"shipping stands at {source.next_offset}")
 
 
