@@ -124,7 +124,7 @@ def _logged_offsets(path: str, text: str) -> list[str]:
 
 
 def _check_places(options: JobOptions) -> None:
-    """Refuse marks that are a file, and directories inside each other."""
+    """Refuse marks that are a file or can't be written, and directories inside each other."""
     kept, table = options.marks_path(), options.table_path()
     marks, checkpoint = None if kept is None else _real(kept), _real(options.checkpoint)
     if marks is not None:
@@ -135,6 +135,9 @@ def _check_places(options: JobOptions) -> None:
         if options.path is not None and marks == _real(options.path):
             why = "it is the directory of the logs, which is their writer's alone"
             raise BadJobOption("--marks", options.marks, why)
+        above = next(place for place in (marks, *marks.parents) if place.exists())
+        if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):  # or batch 0 fails behind its rows
+            raise BadJobOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
     sink = None if table is None else _real(table)
     for option, text, place in (("--checkpoint", options.checkpoint, checkpoint), ("--marks", options.marks, marks)):
         if sink is not None and place is not None and (sink == place or sink in place.parents):
