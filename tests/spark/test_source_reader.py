@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from filtering.errors import shown_partition
 from pushrep import Outbox
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.directory_files import CheckpointFile, write_checkpoint
 from pushrep.records import Codec
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.datasource import PushrepDataSource
@@ -187,6 +188,12 @@ def without_published_state(directory: Path) -> None:
     (directory / ".pushrep_published").unlink()
 
 
+def was_cut_off_at_5(logs):
+    """As after a crash of the machine, with a checkpoint of some time before."""
+    (logs / ".pushrep_cleanshutdown").unlink()
+    write_checkpoint(logs, CheckpointFile.RECOVERY_POINT, {"orders-0": 5})
+
+
 def test_after_a_restart_of_the_machine_the_writer_is_waited_for(tmp_path):
     """The log's checkpoints may be behind what was read before; that is not a loss."""
     append(tmp_path, 0, 10)
@@ -195,8 +202,7 @@ def test_after_a_restart_of_the_machine_the_writer_is_waited_for(tmp_path):
     append(tmp_path, 0, 10)
     assert engine.plan()
     without_published_state(tmp_path)
-    checkpoint = tmp_path / "recovery-point-offset-checkpoint"
-    checkpoint.write_text(checkpoint.read_text().replace("orders 0 20", "orders 0 5"))
+    was_cut_off_at_5(tmp_path)
     engine.restart()
     with pytest.raises(EndUnknown, match="orders-0 is to be read up to 20"):
         engine.rows()
@@ -206,7 +212,7 @@ def test_after_a_restart_of_the_machine_the_writer_is_waited_for(tmp_path):
     engine.commit()
 
     without_published_state(tmp_path)
-    checkpoint.write_text(checkpoint.read_text().replace("orders 0 21", "orders 0 5"))
+    was_cut_off_at_5(tmp_path)
     engine.restart()
     assert engine.run() == [], "nothing to read yet, and nothing lost"
 
