@@ -40,6 +40,7 @@ class MarksFenced(SparkJobError):
             f"marks at {location} were written by another driver while batch {batch_id} of query {query_id} ran: the "
             "marks of this batch are not stored; end one of the two, and start the other again"
         )
+        self.location, self.query_id, self.batch_id = location, query_id, batch_id
 
 
 def _damaged(why: str) -> MarksStoreDamaged:

@@ -31,6 +31,7 @@ class StoreUnfit(SparkJobError):
 
     def __init__(self, location: str, why: str) -> None:
         super().__init__(f"{location}: {why}")
+        self.location, self.why = location, why
 
 
 class CheckpointWentBack(SparkJobError):
@@ -57,6 +58,7 @@ class CantReplace(SparkJobError):
             f"replace those in the table: {why}. --append-only begins with empty marks and writes them beside the old "
             "ones"
         )
+        self.topic, self.partition, self.offset, self.why = topic, partition, offset, why
 
 
 class FrameUnusable(SparkJobError):
@@ -76,6 +78,7 @@ class FrameChanged(SparkJobError):
             f"{got} when read again. The frame must give the same rows each time: persist() it first, or read without "
             "ignoreMissingFiles and failOnDataLoss=false, which pass over what is gone in between"
         )
+        self.partition, self.start, self.end, self.expected, self.got = partition, start, end, expected, got
 
 
 class RecordUnfit(SparkJobError):

@@ -30,6 +30,7 @@ class RivalGenerations(NotLeader):
             f"{label(rival)}. Both are offline. Decide which one goes on, and run there: pushrep promote DIRECTORY "
             "--accept-loss; what the other one holds is set aside then",
         )
+        self.generation, self.rival = generation, rival
 
 
 def label(generation: int) -> str:
@@ -46,6 +47,7 @@ class CantStandBy(ReplicationError):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"nobody can stand by: {why}")
+        self.why = why
 
 
 class TooFewMembers(ReplicationError):

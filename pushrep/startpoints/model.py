@@ -505,6 +505,7 @@ class Overtaken(PushrepError):
 
     def __init__(self, place: Path | str) -> None:
         super().__init__(f"{place} was changed by another writer meanwhile; nothing was written: try again")
+        self.place = place
 
 
 class CorruptStore(PushrepError):

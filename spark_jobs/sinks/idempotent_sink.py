@@ -52,6 +52,7 @@ class TableNotOurs(SparkJobError):
 
     def __init__(self, table: str, why: str, instead: str = "write another table, or move what is there") -> None:
         super().__init__(f"table {table} {why}: {instead}")
+        self.table, self.why = table, why
 
 
 @dataclass(frozen=True, slots=True)

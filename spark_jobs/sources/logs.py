@@ -79,6 +79,7 @@ class EndUnknown(SparkJobError):
             f"the offsets below {known} are known to be there since the machine started. Start the writer, then this "
             "query"
         )
+        self.topic, self.partition, self.offset, self.known = topic, partition, offset, known
 
 
 class TopicLogs:
