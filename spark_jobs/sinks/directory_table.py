@@ -165,6 +165,8 @@ class DirectoryTable(BatchTable):
         query_id, _ = self._batch(batch_id)
         if self._place is None or self._place[0] != query_id:
             directory = HadoopDirectory(session or SparkSession.active(), self._name)
+            if unusable := directory.why_unusable():
+                raise TableNotOurs(self._name, unusable)
             self._refuse_partitions(directory)
             self._finish_replacing(directory)
             owners = self._owners(directory)
