@@ -2,6 +2,7 @@
 reported.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,12 @@ class Log:
         return {path: self.bytes_of(path) for path in paths}
 
     def values(self, log):
-        return [record.value for record in log.records(0)]
+        """All that it reads; of a damaged log what lies before the damage, where a reader gets the error."""
+        damaged_from, found = log.recovery.damaged_from, []
+        with nullcontext() if damaged_from is None else pytest.raises(CorruptBatch) as refused:
+            found.extend(record.value for record in log.records(0))
+        assert damaged_from is None or refused.value.offset == damaged_from
+        return found
 
 
 @pytest.fixture(scope="module")
