@@ -27,6 +27,7 @@ from filtering.errors import BadFilterSetting, CorruptMarks, FilteringError
 from filtering.marks import HighwaterMarks
 
 METADATA_CHARACTERS_MAX = 4095  # and the NUL
+_TAKEN_BY = "The consumer of filtering.consumers.confluent takes one"
 END = "\0"
 FORMAT_VERSION = 1
 NO_AUTO_COMMIT = (
@@ -96,7 +97,7 @@ class MarksTooLarge(BadFilterSetting):
         super().__init__(
             "marks_topic", None,
             f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in "
-            f"the commit, the broker allows {allowed} (offset.metadata.max.bytes)",
+            f"the commit, the broker allows {allowed} (offset.metadata.max.bytes). {_TAKEN_BY}",
         )  # fmt: skip
         self.topic, self.partition, self.size, self.size_max, self.pairs = topic, partition, size, allowed, pairs
 
@@ -106,7 +107,7 @@ def marks_topic_needed(call: ReadMarks | WriteMarks | DeleteMarks) -> BadFilterS
     if isinstance(call, WriteMarks):
         due = call.due
         return MarksTooLarge(due.topic, due.partition, call.characters, METADATA_CHARACTERS_MAX, len(due.marks))
-    return BadFilterSetting("marks_topic", None, "needed: the marks of a committed position lie in one")
+    return BadFilterSetting("marks_topic", None, f"needed: the marks of a committed position lie in one. {_TAKEN_BY}")
 
 
 class CommitPosition(NamedTuple):
@@ -130,8 +131,8 @@ class Commits:
         position = decode(metadata if offset is not None else None)
         if position.stored is None:
             return position
+        self._stored[partition] = position.stored  # also if they can't be read: the next commit replaces them
         marks: HighwaterMarks = yield ReadMarks(partition, position.stored)
-        self._stored[partition] = position.stored
         return position._replace(marks=marks)
 
     def of(self, due: Iterable[PendingCommit]) -> Generator[WriteMarks, Any, list[CommitPosition]]:

@@ -290,6 +290,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     def _do_with_marks(self, call: ReadMarks | WriteMarks | DeleteMarks) -> object:
         if (topic := self._marks_topic) is None:
+            if isinstance(call, DeleteMarks):  # of another consumer, whose position was left by seek
+                return None
             raise marks_topic_needed(call)
         match call:
             case ReadMarks(partition, stored):

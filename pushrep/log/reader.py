@@ -307,6 +307,18 @@ class BatchReader:
         bounds = self._checked(start, end)
         return chain.from_iterable(self._decoded(start, bounds.end if end is None else end))
 
+    def base_of(self, offset: int) -> int:
+        """The base offset of the batch that `offset` would cut in two; `offset` itself if there is none."""
+        bases = self._log.bases(fresh=False)
+        at = bisect_right(bases, offset) - 1
+        if at < 0 or bases[at] == offset:
+            return offset
+        try:
+            step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+        except CorruptBatch:  # a read there will raise it
+            return offset
+        return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
+
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
         if not hasattr(timestamp_ms, "__index__"):
@@ -597,6 +609,7 @@ class LogReader(ClosedAtExit):
         self._reader = BatchReader(filesystem, self.path, self)
         self._owner_pid = os.getpid()
         self._closed = False
+        self._whole_end = (0, 0)  # the end by the last checkpoints, and the end of the batches below it
         self.damage: Damaged | None = None  # it is met in the files
 
     @property
@@ -693,7 +706,10 @@ class LogReader(ClosedAtExit):
         first_base = bases[0] if bases else 0
         known = read_state(self.path, self._filesystem).ends(first_base)
         start = first_base if known is None else known.start
-        stable = start if known is None else max(start, known.stable)
+        stable = start if known is None else known.stable
+        if self._whole_end[0] != stable:
+            self._whole_end = (stable, self._reader.base_of(stable))
+        stable = max(start, self._whole_end[1])
         return LogOffsets(start, stable, stable, stable)
 
     def _check(self) -> None:

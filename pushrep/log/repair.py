@@ -196,7 +196,7 @@ class Splicer:
 
     def _feed(self, repair: SegmentRepair, limit: int | None) -> None:
         """Give the repair the copy's batches until it is done, or wants others."""
-        trusts_own, may_end = repair.trusts_own, repair.is_newest and limit is not None
+        trusts_own, may_end = repair.trusts_own, limit is not None
         for batch in self._copy_batches(repair.wanted):
             begins = batch.header.base_offset
             is_next = repair.is_past_own and repair.base_offset < begins == repair.next_offset

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from filtering.closing import ClosedAtExit
 from pushrep.env import Clock
+from pushrep.errors import PushrepError
 from pushrep.records import Record
 from pushrep.replay.plan import FOLLOW, AtTime, RecordingInfo, ReplayRefused, ReplayRequest
 from pushrep.replay.replay import Replay, ReplayTruncated
@@ -55,12 +56,16 @@ class ReplayedLog:
         self._ahead: deque[Record] = deque()
         self._cut: ReplayTruncated | None = None
 
-    def _bounds(self) -> tuple[int, int]:
-        """Readable offsets [start, end), now."""
+    def _info(self) -> RecordingInfo:
         for info in self._recordings():
             if info.name == self._name:
-                return info.start_offset, max(info.start_offset, info.stable_offset)
+                return info
         raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
+
+    def _bounds(self) -> tuple[int, int]:
+        """Readable offsets [start, end), now."""
+        info = self._info()
+        return info.start_offset, max(info.start_offset, info.stable_offset)
 
     def facts(self) -> LogFacts:
         """The log as its readers see it now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
@@ -74,7 +79,8 @@ class ReplayedLog:
             return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` present records from `position` on, and the next position. Never waits.
+        """At most `count` present records from `position` on, and the next position. Never waits. None are present of a
+        log without a writer whose known end is below the position: its writer knows better.
 
         A replay that has ended is begun again. Raises ReplayTruncated as long as the position is above the cut,
         ReplayFailed, ReplayRefused.
@@ -84,7 +90,13 @@ class ReplayedLog:
             if self._cut is not None and position == self._position:
                 raise self._cut
             self.close()
-            replay = self._replay = self._start(ReplayRequest(self._name, position, length=FOLLOW))
+            try:
+                replay = self._replay = self._start(ReplayRequest(self._name, position, length=FOLLOW))
+            except ReplayRefused as error:
+                info = self._info()
+                if error.code is not ErrorCode.INVALID_POSITION or info.is_live or position <= info.stable_offset:
+                    raise
+                return [], position  # after a power cut checkpoints lag until its writer has opened the log
             self._position, self._cut = position, None
         if len(self._ahead) < count:
             try:
@@ -145,6 +157,7 @@ class LogConsumer(ClosedAtExit):
         self._gate, self._poll = BootstrapGate(), StorePoll(store, clock)
         self._seen_bytes = -1  # unknown: the partitions have to start first
         self._stopped: dict[int, StartpointFailed] = {}
+        self._failed: PushrepError | None = None
         self._closed = False
 
     @property
@@ -161,16 +174,26 @@ class LogConsumer(ClosedAtExit):
 
         Raises StartpointFailed when a partition is stopped, once; the others go on with the next poll. Raises
         PartitionLost when a startpoint is to be applied and another instance took the partition, ReplayRefused when
-        retention took what was to be read next, ReplayTruncated when a cut did.
+        retention took what was to be read next, ReplayTruncated when a cut did. What was read of other partitions
+        before such an error is returned, and the error comes with the next poll.
         """
         self._check()
+        if (failed := self._failed) is not None:
+            self._failed = None
+            raise failed
         self._follow_store()
         readable = [p for p, one in self._assigned.items() if one.start is not None and self._gate.may_read(p)]
         found = []
         left = max_records
         for n, partition in enumerate(readable):
             share = -(-left // (len(readable) - n))  # rounded up, so at least one record, and at most all that is left
-            got = self._fetch(partition, share)
+            try:
+                got = self._fetch(partition, share)
+            except PushrepError as error:
+                if not found:
+                    raise
+                self._failed = error
+                break
             left -= len(got.records)
             if got.records:
                 found.append(got)

@@ -325,6 +325,8 @@ def _read_wanted(effects: list[e.Effect]) -> e.ReadBlock | None:
 
 _BLOCK_BYTES = 4 << 20
 """Larger than at a node, because no other session waits for its turn here."""
+_SESSIONS_MAX = 1024
+"""More than at a node, whose limit is against others: here one consumer reads as many partitions as the topic has."""
 _NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
 
 
@@ -347,7 +349,7 @@ class LocalReplays:
         self._directory, self._filesystem = Path(directory), filesystem
         self._logs = {log.path.name: log for log in logs}
         self.sessions = ReplaySessions(
-            settings if settings is not None else ReplaySettings(block_bytes=_BLOCK_BYTES),
+            settings or ReplaySettings(block_bytes=_BLOCK_BYTES, max_sessions=_SESSIONS_MAX),
             random.SystemRandom().getrandbits,
         )
         self._locals: dict[int, LocalSession] = {}

@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import BadFilterSetting, CorruptMarks, HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
-from filtering.consumers.assignment import Assignment, FilterSettings
+from filtering.consumers.assignment import Assignment, FilterSettings, PendingCommit
 from filtering.consumers.commits import (
     METADATA_CHARACTERS_MAX,
     NOTHING,
+    CommitPosition,
+    Commits,
     CommittedPosition,
+    DeleteMarks,
+    ReadMarks,
     Stored,
     decode,
     encode,
@@ -185,3 +189,13 @@ def test_settings_that_would_part_positions_from_marks_are_refused(config, error
     with pytest.raises(error) as refusal:
         ReplayFilteredConsumer({"bootstrap.servers": "127.0.0.1:1", **config})
     assert next(iter(config), "group.id") in str(refusal.value)
+
+
+def test_marks_that_could_not_be_read_are_deleted_once_another_position_is_committed():
+    commits, old = Commits(), Stored(0, 5, "g/t/0/old")
+    reading = commits.read(("t", 0), 10, encode(CommittedPosition(None, old, 0)))
+    assert next(reading) == ReadMarks(("t", 0), old)
+    with pytest.raises(TimeoutError):
+        reading.throw(TimeoutError("their topic is away"))
+    due = PendingCommit("t", 0, 20, HighwaterMarks(), 0, has_new_startpoint=False)
+    assert list(commits.stored([CommitPosition(due, "{}", None)])) == [DeleteMarks(old)]

@@ -74,6 +74,7 @@ DAMAGES = {
     "every file": lambda log: [(log / name).unlink() for name in SEGMENTS],
     "the end of one and the start of the next": lambda log: [flip(log / SEGMENTS[0], -1), flip(log / SEGMENTS[1], 70)],
     "two places in one segment": lambda log: [flip(log / SEGMENTS[0], 80), flip(log / SEGMENTS[0], -1)],
+    "a batch, and the whole file behind it": lambda log: [flip(log / SEGMENTS[0], 80), (log / SEGMENTS[1]).unlink()],
     "an offset index": lambda log: flip(log / SEGMENTS[0].replace(".log", ".index"), 2),
     "a time index": lambda log: flip(log / SEGMENTS[0].replace(".log", ".timeindex"), 5),
     "the list of leader epochs": lambda log: flip(log / "leader-epoch-checkpoint", 4),

@@ -2,7 +2,10 @@
 
 import pytest
 
+from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
 from pushrep.startpoints import (
     Consumed,
@@ -273,3 +276,48 @@ def test_a_store_that_is_away_holds_no_consumer_that_has_begun(logs, directory, 
     assert drain(begun) == {0: list(range(55, RECORDS + 2))}
     assert caplog.text.count("new startpoints wait") == 2, "once each time"
     assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [first]
+
+
+def test_what_was_read_of_others_before_an_error_is_given_first(logs, directory):
+    for log in logs:
+        log.close()
+    [segment] = logs[1].path.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    given, told = {0: 0, 1: 0}, []
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
+        for _ in range(20):
+            try:
+                for partition, _, records in consumer.poll(20):
+                    given[partition] += len(records)
+            except PushrepError as error:
+                told.append(error)
+            consumer.commit()
+            assert consumer.positions() == given, "what is committed was given"
+    assert given == {0: RECORDS, 1: RECORDS - 15}
+    assert len(told) > 1, "the damage is told again and again"
+
+
+def test_a_topic_of_many_partitions(tmp_path):
+    for n in range(30):
+        with SegmentLog.open(tmp_path / f"orders-{n}") as log:
+            log.append(b"x")
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer:
+        assert drain(consumer) == {n: [0] for n in range(30)}
+
+
+def test_above_what_checkpoints_know_it_waits_for_the_writer(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"x"] * 10)
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer:
+        assert drain(consumer) == {0: list(range(10))}
+        consumer.commit()
+    for name in (PUBLISHED_NAME, CLEAN_MARKER_NAME):  # as after a power cut
+        (tmp_path / name).unlink()
+    write_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT, {"orders-0": 5})
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer:
+        assert consumer.poll() == []
+        with SegmentLog.open(tmp_path / "orders-0") as log:
+            log.append(b"more")
+            assert drain(consumer) == {0: [10]}
