@@ -183,7 +183,7 @@ class LogConsumer(ClosedAtExit):
             raise failed
         self._follow_store()
         readable = [p for p, one in self._assigned.items() if one.start is not None and self._gate.may_read(p)]
-        found = []
+        found: list[PartitionRecords] = []
         left = max_records
         for n, partition in enumerate(readable):
             share = -(-left // (len(readable) - n))  # rounded up, so at least one record, and at most all that is left

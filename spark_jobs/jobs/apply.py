@@ -18,6 +18,7 @@ from filtering.extras import needed_by
 with needed_by("this job"):
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
+    from spark_jobs.errors import BadJobOption
     from spark_jobs.jobs.command import given_as_options, name_value, run_job, run_options, source_options
     from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.pipeline import apply
@@ -91,7 +92,11 @@ def _options(given: dict[str, Any]) -> ApplyOptions:
         settings["marks"] = ""
     schema: TextIO | None = settings.pop("value_schema")
     settings["keep"] = tuple(name.strip() for name in settings["keep"].split(",") if name.strip())
-    return ApplyOptions(value_schema=None if schema is None else schema.read(), **settings)
+    try:
+        text = None if schema is None else schema.read()
+    except ValueError as error:
+        raise BadJobOption("--value-schema", getattr(schema, "name", None), f"it is no text: {error}") from error
+    return ApplyOptions(value_schema=text, **settings)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from filtering.errors import BadFilterSetting
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
 from pushrep.health import HealthSettings
@@ -75,7 +76,11 @@ class JobOptions:
                 "pushrep startpoint export, and --adopt"
             )
             raise BadJobOption("--consumer", self.consumer, why)
-        check_ttl(self.ttl_s, self.retention_ms)
+        try:
+            check_ttl(self.ttl_s, self.retention_ms)
+        except BadFilterSetting as error:
+            why = error.allowed.replace("Give retention_ms=", "Give --retention-ms")
+            raise BadJobOption("--ttl-s", self.ttl_s, why) from error
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
@@ -141,7 +146,8 @@ class JobOptions:
             raise BadJobOption(
                 "--source-option failOnDataLoss", "false", "a gap would be marked as read without notice"
             )
-        for name in [*self._own_options(), "startingStartpoint"]:  # of two one would be silently lost
+        own = [*self._own_options(), "startingStartpoint", *(_SUBSCRIBING if self.source == "kafka" else ())]
+        for name in own:  # of two one would be silently lost
             if (given := by_name.get(name.lower())) is not None:
                 raise BadJobOption(f"--source-option {given[0]}", given[1], "the job has an option of its own for it")
         if self.starting_offsets is not None and (twice := sorted(_STARTS & by_name.keys())):
@@ -150,6 +156,9 @@ class JobOptions:
         headers = by_name.get("includeheaders", ("", "true"))
         if self.carrier == "header" and headers[1].lower() != "true":
             raise BadJobOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
+
+
+_SUBSCRIBING = ("subscribePattern", "assign")
 
 
 @dataclass(frozen=True, kw_only=True)

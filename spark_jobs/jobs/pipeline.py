@@ -63,6 +63,8 @@ def before_spark(options: JobOptions) -> None:
     if options.source == "pushrep" and release() < STREAMS_SINCE:
         raise too_old("a stream of source pushrep", "4.2")
     _check_places(options)
+    if options.source == "kafka" and not options.source_servers():
+        raise BadJobOption("--source-option", None, "name the brokers: kafka.bootstrap.servers=HOST:PORT")
     if options.source == "pushrep":
         source = _source_options(options)
         with contextlib.closing(TopicLogs(source.path, source.topic, source.partitions)) as logs:
@@ -124,13 +126,16 @@ def _logged_offsets(path: str, text: str) -> list[str]:
 
 
 def _check_places(options: JobOptions) -> None:
-    """Refuse marks that are a file or can't be written, and directories inside each other."""
+    """Refuse files for directories, marks that can't be written, and directories inside each other."""
     kept, table = options.marks_path(), options.table_path()
-    marks, checkpoint = None if kept is None else _real(kept), _real(options.checkpoint)
+    marks, sink = (None if text is None else _real(text) for text in (kept, table))
+    places = [("--checkpoint", options.checkpoint, _real(options.checkpoint)), ("--marks", options.marks, marks)]
+    for option, text, place in [*places, ("--sink", table, sink)]:
+        above = () if place is None else (place, *place.parents)
+        if (file := next((at for at in above if at.is_file()), None)) is not None:
+            raise BadJobOption(option, text, f"{file} is a file; name a directory, or a new one")
     if marks is not None:
-        if marks.is_file():
-            raise BadJobOption("--marks", options.marks, "it is a file; name a directory, or a new one")
-        if marks == checkpoint:
+        if marks == _real(options.checkpoint):
             raise BadJobOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
         if options.path is not None and marks == _real(options.path):
             why = "it is the directory of the logs, which is their writer's alone"
@@ -138,8 +143,7 @@ def _check_places(options: JobOptions) -> None:
         above = next(place for place in (marks, *marks.parents) if place.exists())
         if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):  # or batch 0 fails behind its rows
             raise BadJobOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
-    sink = None if table is None else _real(table)
-    for option, text, place in (("--checkpoint", options.checkpoint, checkpoint), ("--marks", options.marks, marks)):
+    for option, text, place in places:
         if sink is not None and place is not None and (sink == place or sink in place.parents):
             raise BadJobOption(option, text, "it lies in the table of --sink; name a directory beside it")
 

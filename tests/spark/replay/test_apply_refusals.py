@@ -35,7 +35,7 @@ REFUSED = {
         ["--checkpoint", "{tmp}/fields.ddl/c"],
         "--checkpoint='{tmp}/fields.ddl/c': {tmp}/fields.ddl is a file",
     ),
-    "a file as sink": (["--sink", "{tmp}/fields.ddl"], "--sink='{tmp}/fields.ddl': is a file"),
+    "a file as sink": (["--sink", "{tmp}/fields.ddl"], "--sink='{tmp}/fields.ddl': {tmp}/fields.ddl is a file"),
     "a column that records lack": (["--keep", "topic,colour"], "--keep: records have no column 'colour', only key, "),
     "the value kept as well": (["--keep", "value"], "--keep: value is also a column of the value"),
     "a partition by no field of a JSON schema": (
