@@ -140,9 +140,9 @@ def _check_places(options: JobOptions) -> None:
         if options.path is not None and marks == _real(options.path):
             why = "it is the directory of the logs, which is their writer's alone"
             raise BadJobOption("--marks", options.marks, why)
-        above = next(place for place in (marks, *marks.parents) if place.exists())
-        if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):  # or batch 0 fails behind its rows
-            raise BadJobOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
+        existing = next(place for place in (marks, *marks.parents) if place.exists())
+        if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):  # or batch 0 fails behind its rows
+            raise BadJobOption("--marks", options.marks, f"{existing} is not writable; name a directory elsewhere")
     for option, text, place in places:
         if sink is not None and place is not None and (sink == place or sink in place.parents):
             raise BadJobOption(option, text, "it lies in the table of --sink; name a directory beside it")
