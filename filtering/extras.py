@@ -1,6 +1,7 @@
 """Optional packages: which extra of pushrep brings a missing one, and the command that installs it here."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote, urlsplit
@@ -32,17 +33,21 @@ class MissingExtra(ModuleNotFoundError):
 
 
 @contextmanager
-def needed_by(what: str) -> Iterator[None]:
-    """Raises MissingExtra where a package of an extra that is imported inside the block is not installed."""
+def needed_by(what: str, *, is_program: bool = False) -> Iterator[None]:
+    """Raises MissingExtra where a package of an extra that is imported inside the block is not installed.
+
+    is_program: ends with that line instead.
+    """
     try:
         yield
-    except MissingExtra:
-        raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF:
+        if not isinstance(error, MissingExtra) and package not in EXTRA_OF:
             raise
-        raise MissingExtra(what, package) from error
+        missing = error if isinstance(error, MissingExtra) else MissingExtra(what, package)
+        if is_program:
+            sys.exit(f"error: {missing}")
+        raise missing from None
 
 
 def install_command(package: str) -> str:

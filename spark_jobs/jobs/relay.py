@@ -14,7 +14,7 @@ import click
 
 from filtering.extras import needed_by
 
-with needed_by("this job"):
+with needed_by("this job", is_program=__name__ == "__main__"):
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
     from spark_jobs.jobs.command import given_as_options, name_value, run_job, run_options, source_options

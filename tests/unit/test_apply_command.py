@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 import spark_jobs.jobs.apply as apply_module
+from filtering.extras import MissingExtra, needed_by
 from pushrep import Outbox
 from pushrep.health import HealthSettings
 from spark_jobs.decide import BatchCounts
@@ -308,3 +309,12 @@ def test_a_job_is_ready_once_its_query_runs_and_its_sums_are_metrics():
     for name, value in ("kept_records", 6), ("dropped_records", 2), ("unkeyed_records", 1), ("jumped_offsets", 3):
         assert f"pushrep_filter_{name}_total{of_query} {value}.0" in page
     assert 'pushrep_problem{outbox="",problem="not_answering",topic=""} 0.0' in page
+
+
+def test_a_program_without_its_package_ends_with_one_line():
+    absent = ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+    line = "^error: this job needs the Python package 'pyspark', which is not installed: pip install"
+    with pytest.raises(SystemExit, match=line), needed_by("this job", is_program=True):
+        raise absent
+    with pytest.raises(MissingExtra), needed_by("this job"):
+        raise absent
