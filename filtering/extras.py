@@ -47,7 +47,7 @@ def needed_by(what: str, *, is_program: bool = False) -> Iterator[None]:
         missing = error if isinstance(error, MissingExtra) else MissingExtra(what, package)
         if is_program:
             sys.exit(f"error: {missing}")
-        raise missing from None
+        raise missing from error.__cause__ or error
 
 
 def install_command(package: str) -> str:

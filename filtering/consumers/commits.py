@@ -102,7 +102,7 @@ class MarksTooLarge(BadFilterSetting):
         self.topic, self.partition, self.size, self.size_max, self.pairs = topic, partition, size, allowed, pairs
 
 
-def marks_topic_needed(call: ReadMarks | WriteMarks | DeleteMarks) -> BadFilterSetting:
+def marks_topic_needed(call: ReadMarks | WriteMarks) -> BadFilterSetting:
     """The refusal of a consumer that has no topic for marks."""
     if isinstance(call, WriteMarks):
         due = call.due

@@ -583,10 +583,8 @@ def _close_at_exit() -> None:
     for outbox in list(_OPEN):
         if outbox.owner_pid != os.getpid():
             continue
-        records, was_open = (
-            outbox.pending_records(),
-            f"the outbox in {outbox.directory} was still open when the program ended",
-        )
+        records = outbox.pending_records()
+        was_open = f"the outbox in {outbox.directory} was still open when the program ended"
         try:
             outbox.close()
         except Exception as error:  # noqa: BLE001 - the other outboxes are to be closed, too

@@ -20,6 +20,7 @@ from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
+from pushrep.log.published import read_published
 from pushrep.replay.local import Counters, LocalReplays
 from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, accepted, parse_address
 from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRefused, ReplayRequest, ReplaySettings
@@ -115,8 +116,13 @@ class ReplayClient(ClosedAtExit):
 
         store = startpoints if startpoints is not None else self._own_startpoints()
         wanted = None if partitions is None else frozenset(partitions)
-        logs = replayed_logs(self.recordings, self.replay, topic, wanted)
+        logs = replayed_logs(self.recordings, self.replay, self._end_is_published, topic, wanted)
         return LogConsumer(logs, topic, consumer, store=store, reset=reset, clock=self._clock)
+
+    def _end_is_published(self, name: str) -> bool:
+        """Of a node always: it opened its logs."""
+        log = Path(self.where, name)
+        return self._disk is None or read_published(log.parent, log.name, self._disk) is not None
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""

@@ -42,30 +42,32 @@ from pushrep.wire.error_codes import ErrorCode
 ListRecordings: TypeAlias = Callable[[], list[RecordingInfo]]
 StartReplay: TypeAlias = Callable[[ReplayRequest], Replay]
 """Of a ReplayClient: `recordings` and `replay`."""
+EndIsPublished: TypeAlias = Callable[[str], bool]
+"""Of the named recording: False if no writer opened it since its machine started, so that only checkpoints tell its
+end, which lag."""
 POLL_RECORDS = 1000
 
 
 class ReplayedLog:
     """One recording, read from any offset by a following replay."""
 
-    def __init__(self, recordings: ListRecordings, start: StartReplay, info: RecordingInfo) -> None:
+    def __init__(
+        self, recordings: ListRecordings, start: StartReplay, end_is_published: EndIsPublished, info: RecordingInfo
+    ) -> None:
         self._recordings, self._start, self._name = recordings, start, info.name
+        self._end_is_published = end_is_published
         self.log_id = str(info.log_id or "")
         self._replay: Replay | None = None
         self._position = -1
         self._ahead: deque[Record] = deque()
         self._cut: ReplayTruncated | None = None
 
-    def _info(self) -> RecordingInfo:
-        for info in self._recordings():
-            if info.name == self._name:
-                return info
-        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
-
     def _bounds(self) -> tuple[int, int]:
         """Readable offsets [start, end), now."""
-        info = self._info()
-        return info.start_offset, max(info.start_offset, info.stable_offset)
+        for info in self._recordings():
+            if info.name == self._name:
+                return info.start_offset, max(info.start_offset, info.stable_offset)
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
 
     def facts(self) -> LogFacts:
         """The log as its readers see it now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
@@ -79,8 +81,8 @@ class ReplayedLog:
             return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` present records from `position` on, and the next position. Never waits. None are present of a
-        log without a writer whose known end is below the position: its writer knows better.
+        """At most `count` present records from `position` on, and the next position. Never waits. There are none above
+        an end that only checkpoints tell, until a writer has opened the log.
 
         A replay that has ended is begun again. Raises ReplayTruncated as long as the position is above the cut,
         ReplayFailed, ReplayRefused.
@@ -93,10 +95,10 @@ class ReplayedLog:
             try:
                 replay = self._replay = self._start(ReplayRequest(self._name, position, length=FOLLOW))
             except ReplayRefused as error:
-                info = self._info()
-                if error.code is not ErrorCode.INVALID_POSITION or info.is_live or position <= info.stable_offset:
+                is_above = error.code is ErrorCode.INVALID_POSITION and error.end is not None and position > error.end
+                if not is_above or self._end_is_published(self._name):
                     raise
-                return [], position  # after a power cut checkpoints lag until its writer has opened the log
+                return [], position
             self._position, self._cut = position, None
         if len(self._ahead) < count:
             try:
@@ -174,29 +176,31 @@ class LogConsumer(ClosedAtExit):
 
         Raises StartpointFailed when a partition is stopped, once; the others go on with the next poll. Raises
         PartitionLost when a startpoint is to be applied and another instance took the partition, ReplayRefused when
-        retention took what was to be read next, ReplayTruncated when a cut did. What was read of other partitions
-        before such an error is returned, and the error comes with the next poll.
+        retention took what was to be read next, ReplayTruncated when a cut did. An error of one partition keeps no
+        other unread: what was read of them is returned, and the error is raised by the next poll.
         """
         self._check()
-        if (failed := self._failed) is not None:
-            self._failed = None
-            raise failed
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
         self._follow_store()
         readable = [p for p, one in self._assigned.items() if one.start is not None and self._gate.may_read(p)]
         found: list[PartitionRecords] = []
+        failed = None
         left = max_records
         for n, partition in enumerate(readable):
             share = -(-left // (len(readable) - n))  # rounded up, so at least one record, and at most all that is left
             try:
                 got = self._fetch(partition, share)
             except PushrepError as error:
-                if not found:
-                    raise
-                self._failed = error
-                break
+                failed = failed or error
+                continue
             left -= len(got.records)
             if got.records:
                 found.append(got)
+        if failed is not None and not found:
+            raise failed
+        self._failed = failed
         return found
 
     def commit(self) -> None:
@@ -288,7 +292,11 @@ class LogConsumer(ClosedAtExit):
 
 
 def replayed_logs(
-    recordings: ListRecordings, start: StartReplay, topic: str, partitions: frozenset[int] | None
+    recordings: ListRecordings,
+    start: StartReplay,
+    end_is_published: EndIsPublished,
+    topic: str,
+    partitions: frozenset[int] | None,
 ) -> dict[int, ReplayedLog]:
     """The topic's recordings, all or those of `partitions`. Raises ReplayRefused if one is not there."""
     found = {info.partition: info for info in recordings() if info.topic == topic}
@@ -296,4 +304,6 @@ def replayed_logs(
     missing = sorted(wanted - found.keys()) if wanted else [0]
     if missing:
         raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
-    return {partition: ReplayedLog(recordings, start, found[partition]) for partition in sorted(wanted)}
+    return {
+        partition: ReplayedLog(recordings, start, end_is_published, found[partition]) for partition in sorted(wanted)
+    }

@@ -24,6 +24,7 @@ from spark_jobs.values import ValueDecoder
 AVAILABLE_NOW = "available-now"
 
 _STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}  # in any case, as Spark reads them
+_SUBSCRIBING = ("subscribePattern", "assign")  # of source kafka, beside its subscribe, which is --topic
 _INTERVAL = re.compile(r"^\s*(\d+)\s*(ms|s|m|h)\s*$")
 _SPARK_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 _KEY_COLUMNS = ("topic", "partition", "offset")
@@ -156,9 +157,6 @@ class JobOptions:
         headers = by_name.get("includeheaders", ("", "true"))
         if self.carrier == "header" and headers[1].lower() != "true":
             raise BadJobOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
-
-
-_SUBSCRIBING = ("subscribePattern", "assign")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -321,3 +321,39 @@ def test_above_what_checkpoints_know_it_waits_for_the_writer(tmp_path):
         with SegmentLog.open(tmp_path / "orders-0") as log:
             log.append(b"more")
             assert drain(consumer) == {0: [10]}
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_damaged_partition_keeps_no_other_unread(tmp_path, damaged):
+    for n in range(3):
+        with SegmentLog.open(tmp_path / f"orders-{n}") as log:
+            log.append([b"x"] * 5)
+            log.append([b"y"] * 5)
+    [segment] = (tmp_path / f"orders-{damaged}").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    given, told = dict.fromkeys(range(3), 0), 0
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer:
+        for _ in range(40):
+            try:
+                for partition, _, records in consumer.poll(6):
+                    given[partition] += len(records)
+            except PushrepError:
+                told += 1
+            consumer.commit()
+            assert consumer.positions() == given, "what is committed was given"
+    assert given == dict.fromkeys(range(3), 10) | {damaged: 5}
+    assert told > 1
+
+
+def test_above_a_cut_that_is_published_nobody_waits(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"x"] * 10)
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer:
+        assert drain(consumer) == {0: list(range(10))}
+        consumer.commit()
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.truncate_to(0, force=True)
+    with ReplayClient(tmp_path).subscribe("orders", consumer="billing") as consumer, pytest.raises(PushrepError):
+        consumer.poll()
