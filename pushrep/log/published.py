@@ -116,16 +116,8 @@ class PublishedEntry:
     def publish(self, ends: LogOffsets, leader_epoch: int) -> None:
         """Publish; about a microsecond, no system call."""
         self._sequence = sequence = self._sequence + 1
-        body = _BODY.pack(
-            sequence,
-            ends.end,
-            ends.flushed,
-            ends.high_watermark,
-            ends.start,
-            leader_epoch,
-            self._pid,
-            self._boot_id,
-        )
+        start, end, flushed, high_watermark, _ = ends
+        body = _BODY.pack(sequence, end, flushed, high_watermark, start, leader_epoch, self._pid, self._boot_id)
         at = self._slots[sequence & 1]
         self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(google_crc32c.value(body))
 
