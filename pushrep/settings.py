@@ -153,7 +153,8 @@ def settings_of(made: Callable[..., object]) -> Mapping[str, Setting]:
 def check(settings: object, prefix: str = "") -> None:
     """Check every field of a dataclass's object. Raises BadArgument, which names the field, after `prefix`."""
     for name, setting in settings_of(type(settings)).items():
-        setting.check(getattr(settings, name), prefix)
+        if (value := getattr(settings, name)) is not setting.default:
+            setting.check(value, prefix)
 
 
 def with_near_names(made: type[_Made]) -> type[_Made]:
