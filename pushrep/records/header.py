@@ -379,12 +379,12 @@ def split_batches(data: Buffer, *, of_log: bool = True) -> SplitBatches:
     expected = placed[-1][1].next_offset if placed else None
     raw, size = np.frombuffer(data, np.uint8), len(data)
     while at < size:
-        if at + MAGIC_AT < size and raw[at + MAGIC_AT] < MAGIC:
-            why_not = f"magic {raw[at + MAGIC_AT]}, only {MAGIC} is read: a message of the format before Kafka 0.11"
-            return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)
         try:
             header = BatchHeader.parse(data, at)
         except CorruptRecordBatch as error:
+            if at + MAGIC_AT < size and raw[at + MAGIC_AT] < MAGIC:
+                why_not = f"magic {raw[at + MAGIC_AT]}, only {MAGIC} is read: a message of the format before Kafka 0.11"
+                return SplitBatches(placed, at, why_not, is_cut=False, joins=joins)
             return SplitBatches(placed, at, error.reason, size - at < HEADER_BYTES, joins)
         end = at + header.batch_length + LENGTH_ENDS_AT
         if end > size:
