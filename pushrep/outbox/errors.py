@@ -116,13 +116,18 @@ class RecordRefused(PushrepError, ValueError):
 
 
 class MetadataNotRising(RecordRefused):
-    """A source offset not above the pair's last one since `open`: a reader's filter would drop the record."""
+    """A source offset not above the pair's last one since `open`: every filtering reader drops such a record.
+
+    Also if the outbox is opened again, which takes it. docs/commit-order.md has what to do.
+    """
 
     def __init__(self, *, pid: int, partition: int, last: int, got: int) -> None:
         super().__init__(
             "metadata",
             f"source offset {got} of PID {pid}, partition {partition} is not above {last}, the last one taken since "
-            "this outbox was opened; keep the source's order (going back is for a restart: open the outbox again)",
+            "this outbox was opened: every filtering reader drops such a record, also if it is appended after another "
+            "open. If the log has it, go on behind last_metadata; if not, its source numbers records in another order "
+            "than it commits them: docs/commit-order.md",
         )
         self.pid, self.partition, self.last, self.got = pid, partition, last, got
 
