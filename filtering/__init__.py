@@ -12,6 +12,7 @@ from filtering.errors import (
     MissingRight,
     NotStreamMetadata,
     PairSplit,
+    WrongCarrier,
 )
 from filtering.marks import HighwaterMarks, MarkColumns, MarkEntry
 from filtering.producer_id import ProducerNames, producer_id, sqe_producer_id
@@ -44,6 +45,7 @@ __all__ = [
     "ProducerNames",
     "ReplayFilter",
     "StreamMetadata",
+    "WrongCarrier",
     "pack_keys",
     "parse_keys",
     "producer_id",

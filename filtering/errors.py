@@ -76,6 +76,17 @@ class BadFilterSetting(FilteringError, ValueError):
         self.setting, self.value, self.allowed = setting, value, allowed
 
 
+class WrongCarrier(BadFilterSetting):
+    """The metadata are carried elsewhere, or the marks were made with another carrier: give `right` as carrier.
+
+    Read in the wrong place, no record has metadata, and all of them pass. Nothing of the batch was given to anybody.
+    """
+
+    def __init__(self, carrier: str, right: str, why: str) -> None:
+        super().__init__("carrier", carrier, f"{right!r} {why}")
+        self.right, self.why = right, why
+
+
 class CorruptMarks(FilteringError):
     """The bytes of marks are damaged, or of another version. Take an older batch's; never go on with empty ones."""
 

@@ -409,6 +409,11 @@ class ReplayFilter:
         )
 
     @property
+    def unkeyed(self) -> int:
+        """As in `counts`, of which it is the cheap part."""
+        return self._unkeyed
+
+    @property
     def pairs(self) -> tuple[Numbers, Numbers]:
         """(pids, partitions) of the pairs met so far, as columns."""
         return self._table.pairs()

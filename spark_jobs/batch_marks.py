@@ -20,7 +20,7 @@ from filtering.errors import FilteringError, shown_partition
 from filtering.marks import HighwaterMarks
 from spark_jobs.errors import SparkJobError
 
-VERSION = 5
+VERSION = 6
 
 _MAGIC = b"PBMK"
 _HEADER = struct.Struct(">4sII")
@@ -89,7 +89,8 @@ class BatchMarks:
     first: the number of the query's own first batch. It is above 0 for a query that adopted the marks of another one
     and continues its numbers; the adopted marks are batch first - 1. Batch -1 has nothing: it is before the first.
     replaced: the ranges in which its rows replaced those of other batches in the table. counts: of the rows that the
-    filter saw, whatever its handler read of them; None where nobody knows, as in marks that were imported.
+    filter saw, whatever its handler read of them; None where nobody knows, as in marks that were imported. carrier:
+    where the metadata were of which these are the marks, as FilterRule names it; None where nobody knows.
     """
 
     query_id: str
@@ -99,6 +100,7 @@ class BatchMarks:
     replaced: tuple[LogRange, ...] = ()
     first: int = 0
     counts: RowCounts | None = None
+    carrier: str | None = None
 
     def __post_init__(self) -> None:
         if not self.query_id or not -1 <= self.first - 1 <= self.batch_id:
@@ -125,6 +127,7 @@ class BatchMarks:
             "ranges": [list(one) for one in self.ranges],
             "replaced": [list(one) for one in self.replaced],
             "counts": None if self.counts is None else self.counts._asdict(),
+            "carrier": self.carrier,
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
@@ -145,7 +148,10 @@ class BatchMarks:
                 for listed in (head["ranges"], head["replaced"])
             )
             counts = None if head["counts"] is None else RowCounts(**head["counts"])
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, int(head["first"]), counts)
+            carrier = None if head["carrier"] is None else str(head["carrier"])
+            return cls(
+                str(head["query"]), int(head["batch"]), ranges, marks, replaced, int(head["first"]), counts, carrier
+            )
         except FilteringError as error:
             raise _damaged(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

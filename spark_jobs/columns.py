@@ -334,6 +334,16 @@ class FilterRule:
         return self.carrier.key(df) if isinstance(self.carrier, SourcePosition) else carrier_key(self.carrier, df)
 
     @property
+    def carrier_name(self) -> str:
+        """The carrier as text, as marks keep it: "key", "header", or the expressions of a position."""
+        return str(self.carrier)
+
+    @property
+    def wanted(self) -> str:
+        """What the filter looks for in a row; all others pass."""
+        return "stream metadata" if self.only_pids is None else "stream metadata of one of only_pids"
+
+    @property
     def pid_condition(self) -> str:
         """Whether the column `pid` is one of `only_pids`, in SQL; true without any."""
         if self.only_pids is None:

@@ -17,6 +17,7 @@ Both ways accept rows in any order.
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,11 +28,20 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import NullType, StringType
 
+from filtering.carrier import CarrierCheck
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
 from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.columns import WHOLE, FilterRule, SourcePosition, key_numbers, made_once
+from spark_jobs.columns import (
+    WHOLE,
+    FilterRule,
+    SourcePosition,
+    carrier_key,
+    is_stream_metadata,
+    key_numbers,
+    made_once,
+)
 from spark_jobs.decide import (
     BITMAP_OFFSETS,
     EPOCH_COLUMNS,
@@ -163,7 +173,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
         `SourcePosition` for rows without metadata.
     marks: those before the frame, `{MarksKey(topic): HighwaterMarks}`.
     ttl_s: needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
-    Raises FrameUnusable, PairSplit, BadFilterSetting; what is raised in a worker is text in Spark's
+    Raises FrameUnusable, PairSplit, WrongCarrier, BadFilterSetting; what is raised in a worker is text in Spark's
     exception.
     """
     rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
@@ -172,6 +182,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     found = by_runs(keyed, rule)
     if found is None:
         found = by_rows(keyed, marks or {}, rule)
+    CarrierChecks(rule).look(keyed, found, marks or {})
     verdict = decided_frame(
         keyed, found, marks or {}, rule=rule, now_ms=SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
     )
@@ -253,6 +264,35 @@ def by_runs(keyed: DataFrame, rule: FilterRule) -> list[PartitionRows] | None:
     check_places(found["topic"], found["partition"], found["place"])
     in_order = [(name, "ascending") for name in ("topic", "partition", *EPOCH_COLUMNS) if name in found.column_names]
     return list(_partitions_of(found.sort_by(in_order)))
+
+
+class CarrierChecks:
+    """Whether the topics of a query carry their metadata where the rule looks; its first pass counts them anyway."""
+
+    def __init__(self, rule: FilterRule) -> None:
+        self._rule = rule
+        self._checks: dict[str, CarrierCheck] = {}
+
+    def look(self, keyed: DataFrame, found: Iterable[PartitionRows], before: Mapping[MarksKey, HighwaterMarks]) -> None:
+        """Look at a batch, before any row is given to anybody. before: the marks before it. Raises WrongCarrier."""
+        sums: dict[str, tuple[int, int]] = {}
+        for one in found:
+            rows, unkeyed = sums.get(one.topic, (0, 0))
+            sums[one.topic] = rows + one.rows, unkeyed + one.unkeyed
+        for topic, (rows, unkeyed) in sums.items():
+            if (check := self._checks.get(topic)) is None:
+                check = CarrierCheck(_LOG, topic, self._rule.carrier_name, self._rule.wanted)
+                self._checks[topic] = check
+                if any(key.topic == topic and marks for key, marks in before.items()):
+                    check.prove()
+            check.look(rows, unkeyed, partial(_in_header, keyed, topic))
+
+
+def _in_header(keyed: DataFrame, topic: str, count: int) -> int:
+    if "headers" not in keyed.columns:  # as without `includeHeaders`: then nobody can say
+        return 0
+    some = keyed.where(F.col("topic") == topic).select(KEY, carrier_key("header", keyed).alias("header")).limit(count)
+    return some.where(~is_stream_metadata(F.col(KEY)) & is_stream_metadata(F.col("header"))).count()
 
 
 class FirstPass:

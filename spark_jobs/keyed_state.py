@@ -5,9 +5,9 @@
 
 Rows are sent as chunks (row_chunks.py), so that each column keeps its type and value, and Spark's operator does not
 convert each cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as all other consumers
-(row_chunks.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch
-(decide.py). Rows without metadata are in separate chunks; the operator passes them on and stores nothing for them,
-so the source is read once.
+(row_chunks.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch (decide.py); that
+of a topic's own chunk is the carrier by which they were made. Rows without metadata are in separate chunks; the
+operator passes them on and stores nothing for them, so the source is read once.
 
 Spark's operator has two interfaces: rows, and pandas frames. This uses pandas frames: each returned frame, of about
 _FRAME_BYTES, becomes a record batch. The interface of rows makes one record batch of all rows of a pair, which must
@@ -20,8 +20,10 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, GroupedData
 
+from filtering.errors import WrongCarrier
 from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import FilterRule, SourcePosition
@@ -36,8 +38,10 @@ from spark_jobs.operator_counts import (
     handed_on,
     observed_after,
     observed_before,
+    warn_of_no_metadata,
 )
 from spark_jobs.row_chunks import (
+    CARRIER,
     CHUNK_BYTES,
     PACKED,
     PairChunk,
@@ -76,6 +80,19 @@ def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
     kept, after, counts = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
     unlikely = rule.may_be_chance and bool(looks_unlikely(after.marks).any())
     return _frames(kept, reports.of(name, counts, is_unlikely=unlikely)), after
+
+
+def check_carrier(topic: str, frames: Iterable[pd.DataFrame], known: bytes | None) -> bytes | None:
+    """A topic's own chunks, and the carrier that its state has → the one to keep. Raises WrongCarrier."""
+    chunks = pd.concat(frames)
+    carrier = bytes(chunks["places"].iloc[0])
+    if known not in {None, carrier}:
+        why = (
+            f"in this query's state of topic {topic}: its marks are of metadata that were there. If that was wrong, "
+            f"and it is {carrier.decode()!r} from now on, begin with a fresh checkpoint"
+        )
+        raise WrongCarrier(carrier.decode(), str(known, "utf-8"), why)
+    return carrier if chunks["first_offset"].any() else known
 
 
 def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -119,6 +136,12 @@ class PairProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803 - Spark's names
         name = PairName(key[0], int(key[1]), int(key[2]))
+        if name.source_partition == CARRIER:
+            state = self._marks.get()
+            carrier = check_carrier(name.topic, rows, None if state is None else bytes(state[1]))
+            if state is None and carrier is not None:
+                self._marks.update((0, carrier))
+            return
         if is_outside(name.source_partition):
             yield from outside_frames(rows)
             return
@@ -169,6 +192,11 @@ def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFram
 
     def decide(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         quiet_filter()
+        if int(key[2]) == CARRIER:
+            carrier = check_carrier(key[0], frames, bytes(state.get[1]) if state.exists else None)
+            if carrier is not None:
+                state.update((0, carrier))
+            return
         now_ms = None if rule.ttl_s is None else int(state.getCurrentProcessingTimeMs())
         known = PairMarks(state.get[0], HighwaterMarks.from_bytes(bytes(state.get[1]))) if state.exists else PairMarks()
         if state.hasTimedOut:
@@ -218,8 +246,10 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
         from the state. A re-run of the batch has the same timestamp. It needs `retention_ms`, the topic's retention.ms
         (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
     metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
+    carrier: kept in the state with the marks; another one at a restart stops the query. The first batch of a topic
+        without metadata is warned of once, when Spark reports its progress.
     Raises SparkUnfit, FrameUnusable, BadFilterSetting; inside the
-    query PairSplit.
+    query PairSplit, WrongCarrier.
     """
     rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
     use_driver_python(df.sparkSession)
@@ -227,10 +257,19 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     if travels:  # the column `key` of the frame has the bytes already
         keyed, key = keyed.drop(KEY), "key"
 
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_rows(batches, key, travels=travels, only_pids=rule.only_pids)
+    kept_carrier = rule.carrier_name if df.isStreaming else None
 
-    packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics).groupBy(*_PAIR)
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        number = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+        is_first = number in {None, "0"}
+        return pack_rows(
+            batches, key, travels=travels, only_pids=rule.only_pids, carrier=kept_carrier, is_first=is_first
+        )
+
+    packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics, rule).groupBy(*_PAIR)
+    if df.isStreaming:
+        warn_of_no_metadata(df.sparkSession)
     decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
     kept = observed_after(decided, metrics).where("data is not null")
     return kept.mapInArrow(unpack_rows, df.schema)

@@ -1,6 +1,7 @@
 """The counts of filter_replays: numbers observed before and after the operator, in each batch's progress.
 
-    <metrics>.before   rows, unkeyed (passed untouched: no metadata, or a PID outside of only_pids)
+    <metrics>.before   rows, unkeyed (passed untouched: no metadata, or a PID outside of only_pids), carrier and wanted
+                       (what the filter looks for, and where), unkeyed_topics: all of their rows are unkeyed
     <metrics>.after    pairs, kept, dropped, late, jumped, all_dropped; by name up to NAMED_MAX a task: the pairs of
                        which no row passed, and the pairs whose marks jumped over offsets
 
@@ -12,10 +13,11 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -24,8 +26,10 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from filtering.carrier import CarrierCheck
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.columns import FilterRule
 from spark_jobs.decide import BatchCounts, warn_of
 
 METRICS = "filter_replays"
@@ -75,11 +79,17 @@ def handed_on(data: Sequence[bytes | None], report: str | None = None) -> pd.Dat
     return pd.DataFrame({"data": data, "report": [report, *[None] * (len(data) - 1)]})
 
 
-def observed_before(packed: DataFrame, metrics: str) -> DataFrame:
+def observed_before(packed: DataFrame, metrics: str, rule: FilterRule) -> DataFrame:
     """Chunks (row_chunks.PACKED), observed."""
-    outside = F.when(F.col("source_partition") < 0, F.col("rows"))
+    is_outside = F.col("source_partition") < 0
+    topics, keyed = (F.collect_set(F.when(one, F.col("topic"))) for one in (is_outside, ~is_outside))
     return packed.observe(
-        f"{metrics}.before", _sum("rows").alias("rows"), F.coalesce(F.sum(outside), F.lit(0)).alias("unkeyed")
+        f"{metrics}.before",
+        _sum("rows").alias("rows"),
+        F.coalesce(F.sum(F.when(is_outside, F.col("rows"))), F.lit(0)).alias("unkeyed"),
+        F.max(F.lit(rule.carrier_name)).alias("carrier"),
+        F.max(F.lit(rule.wanted)).alias("wanted"),
+        F.slice(F.sort_array(F.array_except(topics, keyed)), 1, NAMED_MAX).alias("unkeyed_topics"),
     )
 
 
@@ -141,6 +151,38 @@ def _observed(progress: Mapping[str, Any], name: str) -> Mapping[str, Any] | Non
 
 def _sum(numbers: Any) -> Any:
     return F.coalesce(F.sum(numbers), F.lit(0))
+
+
+_watched: WeakSet[SparkSession] = WeakSet()
+
+
+def warn_of_no_metadata(spark: SparkSession) -> None:
+    """From now on warn of each topic that a filter of this session finds no metadata in, once for each run."""
+    if spark not in _watched:
+        _watched.add(spark)
+        spark.streams.addListener(_CarrierListener())
+
+
+class _CarrierListener(StreamingQueryListener):
+    def __init__(self) -> None:
+        self._checks: dict[tuple[str, str, str], CarrierCheck] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        progress = json.loads(event.progress.json)
+        for name in progress["observedMetrics"]:
+            found = _observed(progress, name)
+            for topic in (found or {}).get("unkeyed_topics") or ():
+                assert found is not None
+                key = (str(event.progress.runId), name, topic)
+                if key not in self._checks:
+                    self._checks[key] = CarrierCheck(_LOG, topic, found["carrier"], found["wanted"])
+                self._checks[key].look(1, 1, lambda _: 0)  # the workers look into headers, before rows are given out
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        self._checks = {key: one for key, one in self._checks.items() if key[0] != str(event.runId)}
 
 
 class CountsListener(StreamingQueryListener):

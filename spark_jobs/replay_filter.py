@@ -12,12 +12,14 @@ runs N again, which reads marks N-1 again and hands over the same rows.
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 
+from filtering.errors import WrongCarrier
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksStore, RowCounts
 from spark_jobs.columns import FilterRule, SourcePosition
@@ -29,7 +31,7 @@ from spark_jobs.errors import (
     MarksMissing,
     MarksOfAnotherQuery,
 )
-from spark_jobs.frame import FilteredFrame, FirstPass, by_rows, decided_frame, keyed_frame
+from spark_jobs.frame import CarrierChecks, FilteredFrame, FirstPass, by_rows, decided_frame, keyed_frame
 from spark_jobs.replacing import Replacing
 from spark_jobs.spark_internals import Readings
 
@@ -54,7 +56,7 @@ class ReplayFilteredBatches:
     The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
     must not be shorter; 0 takes any.
-    Raises BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, FrameUnusable,
+    Raises BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, FrameUnusable, WrongCarrier,
     PairSplit, CantReplace, CheckpointWentBack, and FrameChanged if the handler read fewer rows than the first pass
     found, because they are gone.
     """
@@ -82,7 +84,7 @@ class ReplayFilteredBatches:
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._replacing, self._clock = replacing, clock
         self._first_pass = FirstPass(self._rule)
-        self._has_warned_of_no_metadata = False
+        self._carrier_checks = CarrierChecks(self._rule)
         self.last_counts: BatchCounts | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -103,6 +105,7 @@ class ReplayFilteredBatches:
             rows, unkeyed = sum(one.rows for one in found), sum(one.unkeyed for one in found)
             self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
+        self._carrier_checks.look(keyed, found, before)
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         handler = self._handler
         replaced: tuple[LogRange, ...] = ()
@@ -127,7 +130,9 @@ class ReplayFilteredBatches:
             self._on_dropped(filtered.dropped, batch_id)
         jumped = counts.jumped if self._rule.counts_gaps else None
         row_counts = RowCounts(counts.rows, counts.kept, counts.dropped, counts.unkeyed, counts.late, jumped)
-        after = BatchMarks(query_id, batch_id, ranges, verdict.marks, replaced, stored.first, row_counts)
+        after = BatchMarks(
+            query_id, batch_id, ranges, verdict.marks, replaced, stored.first, row_counts, self._rule.carrier_name
+        )
         self._store.write(after, keep=keep)
         self._report(counts)
 
@@ -150,7 +155,20 @@ class ReplayFilteredBatches:
         stored = newest if newest is not None and newest.batch_id == before else store.read(query_id, before)
         if stored is None:
             raise _missing(store, query_id, before)
+        self._check_carrier(stored)
         return stored, kept
+
+    def _check_carrier(self, stored: BatchMarks) -> None:
+        """Marks without a pair are any carrier's. Raises WrongCarrier."""
+        own, made_by = self._rule.carrier_name, stored.carrier
+        if made_by not in {None, own} and any(map(len, stored.marks.values())):
+            place, query = self._store.location, stored.query_id
+            why = (
+                f"in the marks at {place}: they are of metadata that were there. If that was wrong, and it is {own!r} "
+                f"from now on, end the query and empty them: pushrep marks import {shlex.quote(place)} --empty "
+                f"--replace. Those of a database stay: begin a fresh checkpoint with --adopt {query}:{stored.batch_id}"
+            )
+            raise WrongCarrier(own, str(made_by), why)
 
     def _expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
         """Tell handler and store what comes: a sink's threads have no property that says which query runs."""
@@ -191,14 +209,6 @@ class ReplayFilteredBatches:
     def _report(self, counts: BatchCounts) -> None:
         self.last_counts = counts
         _LOG.info("%s", counts)
-        if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._has_warned_of_no_metadata:
-            self._has_warned_of_no_metadata = True
-            _LOG.warning(
-                "batch %d: none of its %d records has stream metadata as carrier=%r: all of them pass, replayed or not",
-                counts.batch_id,
-                counts.rows,
-                self._rule.carrier,
-            )
         if self._on_counts is not None:
             self._on_counts(counts)
 

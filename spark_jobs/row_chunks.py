@@ -5,6 +5,9 @@
            places: the log offset of each row, then the source offset of each, int64 in this machine's byte order
            data:   an Arrow IPC stream of the rows, with unchanged types and values of all columns
 
+For each topic a task sends one more chunk, of the source partition CARRIER and without rows: its `places` are the
+carrier by which the topic is read, `first_offset` is 1 if a row had metadata. So the state keeps the carrier, too.
+
 The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the filter
 does not check (no metadata, another PID) are in chunks without places, under a negative source partition, which no pair
 has.
@@ -14,7 +17,7 @@ has.
     data of chunks that pass whole, as it came · data of the others, cut down ◀──────┘
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -22,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from filtering.carrier import FIRST_RECORDS, first_records_in_header
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.rule import group_pairs
-from filtering.stream_metadata import Keys, parse_keys
+from filtering.stream_metadata import METADATA_HEADER, Keys, parse_keys
 from spark_jobs.columns import FilterRule
 from spark_jobs.decide import EPOCH_COLUMNS, Epoch, epochs_mixed
 from spark_jobs.row_decision import check_once, check_places, log_partitions, only_epoch
@@ -62,6 +66,7 @@ _PACKED_FIELDS: Any = [
 _PACKED_ARROW = pa.schema(_PACKED_FIELDS)
 
 Numbers = npt.NDArray[np.int64]
+CARRIER = -(1 << 31)
 
 
 def is_outside(source_partition: int) -> bool:
@@ -69,24 +74,35 @@ def is_outside(source_partition: int) -> bool:
     return source_partition < 0
 
 
-def pack_rows(
-    batches: Iterable[pa.RecordBatch], key: str, *, travels: bool = False, only_pids: Iterable[int] | None = None
+def pack_rows(  # noqa: PLR0913 - the rows, and how they are read
+    batches: Iterable[pa.RecordBatch],
+    key: str,
+    *,
+    travels: bool = False,
+    only_pids: Iterable[int] | None = None,
+    carrier: str | None = None,
+    is_first: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Rows with topic, partition, offset, a key and maybe epochs → chunks (PACKED).
 
     key: the column with the bytes that may be metadata. travels: it is a column of the frame itself, and stays in its
-    rows. only_pids: the PIDs that the filter checks; None: all. Raises FrameUnusable.
+    rows. only_pids: the PIDs that the filter checks; None: all. carrier: sent along; None: it is not. is_first: these
+    rows may be the first of all. Raises FrameUnusable, WrongCarrier.
     """
     wanted_bytes = [GATHER_BYTES]
     ours = None if only_pids is None else np.array(sorted(only_pids), np.int64)
+    keyed: dict[str, bool] = {}  # the topics, and whether a row of them had metadata
     for rows in _gathered(batches, wanted_bytes):
+        keys = parse_keys(rows.column(key))
+        if is_first and travels and not keys.valid.all():
+            _refuse_metadata_in_header(rows, keys)
+        is_first = False
         # The data of all chunks is written into one buffer, which becomes the column `data` without another copy.
         sink, ends = pa.BufferOutputStream(), [0]
         chunks: list[tuple[Any, ...]] = []
-        for *head, own in _chunks(
-            rows, rows if travels else rows.drop_columns([key]), parse_keys(rows.column(key)), ours
-        ):
+        for *head, own in _chunks(rows, rows if travels else rows.drop_columns([key]), keys, ours):
             chunks.append(tuple(head))
+            keyed[head[0]] = keyed.get(head[0], False) or not is_outside(head[2])
             write_rows(own, sink)
             ends.append(sink.tell())
         columns: list[Any] = [list(column) for column in zip(*chunks, strict=True)]
@@ -98,6 +114,29 @@ def pack_rows(
         if ends[-1] < len(chunks) * SMALL_BYTES:
             wanted_bytes[0] = min(2 * wanted_bytes[0], GATHER_BYTES_MAX)
         yield pa.RecordBatch.from_arrays([*arrays, data], schema=_PACKED_ARROW)
+    if carrier is not None and keyed:
+        yield _carrier_chunks(carrier.encode(), keyed)
+
+
+def _carrier_chunks(carrier: bytes, keyed: Mapping[str, bool]) -> pa.RecordBatch:
+    nothing = dict.fromkeys(("pid", "partition", "startpoint_epoch", "marks_epoch", "rows"), 0)
+    chunk = {**nothing, "source_partition": CARRIER, "places": carrier, "data": b""}
+    rows = [{**chunk, "topic": topic, "first_offset": int(was_keyed)} for topic, was_keyed in keyed.items()]
+    return pa.RecordBatch.from_pylist(rows, schema=_PACKED_ARROW)
+
+
+def _refuse_metadata_in_header(rows: pa.RecordBatch, keys: Keys) -> None:
+    """Raise WrongCarrier if the first records of a topic, none of which has metadata in the key, have it there."""
+    if "headers" not in rows.schema.names:  # as without `includeHeaders`: then nobody can say
+        return
+    for (topic, _), own in log_partitions(rows.column("topic"), np.zeros(rows.num_rows, np.int64)):
+        of_topic = np.arange(rows.num_rows) if own is None else own
+        first: Any = pa.array(of_topic[:FIRST_RECORDS])
+        if len(first) == FIRST_RECORDS and not keys.valid[of_topic].any():
+            carried = rows.column("headers").take(first).to_pylist()
+            last = [{one["key"]: one["value"] for one in headers or ()}.get(METADATA_HEADER) for headers in carried]
+            if parse_keys(last).valid.all():
+                raise first_records_in_header(str(topic))
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -176,8 +176,11 @@ class ReplayFilteredConsumer:
             raise BadFilterSetting("group_id", group_id, "needed: positions and marks are kept under it")
         self._topics, self._group, self._settings = topics, group_id, settings
         pids = None if only_pids is None else frozenset(only_pids)
-        settings_of_filter = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms)
-        facts = ClientFacts(self._facts_of, failure_of, lambda _: False)
+        settings_of_filter = FilterSettings(
+            window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms,
+            carrier="function" if callable(carrier) else carrier,
+        )  # fmt: skip
+        facts = ClientFacts(self._facts_of, failure_of, lambda _: False, _header)
         self._member = GroupMember(group_id, settings_of_filter, startpoints, facts)
         own = self._member.failing_with(carrier) if callable(carrier) else None
         self._key_of = own or (_key if carrier == "key" else _header)
@@ -222,7 +225,7 @@ class ReplayFilteredConsumer:
             raise
 
     async def getone(self) -> ConsumerRecord:
-        """The next record that is no replay. Raises PairSplit, and the client's KafkaError."""
+        """The next record that is no replay. Raises PairSplit, WrongCarrier, and the client's KafkaError."""
         while True:
             await self._follow()
             moves = self._member.moves
@@ -231,7 +234,7 @@ class ReplayFilteredConsumer:
                 await self._begin_read({partition: record.offset})
                 try:
                     if self._is_read(partition, moves) and self._member.admit(
-                        partition, record.offset, self._key_of(record)
+                        partition, record.offset, self._key_of(record), record
                     ):
                         return record
                 finally:
@@ -420,7 +423,7 @@ class ReplayFilteredConsumer:
     def _passed(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
         keys = [self._key_of(record) for record in records]
         spans = {partition.partition: (records[0].offset, records[-1].offset)}
-        passes = self._member.admit_columns(partition.topic, keys, partition.partition, spans)
+        passes = self._member.admit_columns(partition.topic, keys, partition.partition, spans, records)
         return list(records) if passes.all() else list(compress(records, passes.tobytes()))
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:

@@ -9,17 +9,21 @@ One filter for each topic, so that a pair in two partitions is noticed.
 Pure: knows no client and no clock.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from filtering.carrier import CarrierCheck
 from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts, ReplayFilter, check_ttl
+from filtering.stream_metadata import StreamMetadata
 
+_LOG = logging.getLogger(__name__)
 TopicPartition = tuple[str, int]
 NO_MARKS = HighwaterMarks()
 Spans = Mapping[int, tuple[int, int]]
@@ -28,12 +32,15 @@ Spans = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:
-    """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below. Raises BadFilterSetting."""
+    """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below. `carrier`: "key", "header", or a text
+    for the caller's own function. Raises BadFilterSetting.
+    """
 
     window: int = 0
     only_pids: frozenset[int] | None = None
     ttl_s: float | None = None
     retention_ms: int | None = None
+    carrier: str = "key"
 
     def __post_init__(self) -> None:
         check_ttl(self.ttl_s, self.retention_ms)
@@ -62,11 +69,15 @@ class _Partition:
 class Assignment:
     """See the file's map. Not thread-safe."""
 
-    def __init__(self, settings: FilterSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: FilterSettings, header_of: Callable[[Any], bytes | None] = lambda _record: None
+    ) -> None:
+        """header_of: what a record of the client carries in the header."""
+        self._settings, self._header_of = settings, header_of
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._filters: dict[str, ReplayFilter] = {}
         self._counts: dict[str, FilterCounts] = {}
+        self._checks: dict[str, CarrierCheck] = {}
 
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._partitions
@@ -120,28 +131,39 @@ class Assignment:
         for topic, numbers in gone.items():
             self._set(topic, self._without(topic, numbers))
 
-    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
+    def admit(self, partition: TopicPartition, offset: int, key: bytes | None, record: Any = None) -> bool:
         """Whether the record at `offset` passes; the position is behind it then, in either case.
 
-        Raises PairSplit: then the position is before it, and this run began no later than there.
+        Raises PairSplit, WrongCarrier: then the position is before it, and this run began no later than there.
         """
         state = self._of(partition)
         if state.began is None:
             state.began = offset
+        check = self._checks[partition[0]]
+        if not check.is_proven:
+            check.look(1, StreamMetadata.try_unpack(key) is None, lambda _: self._in_header([record]))
         passes = self._filters[partition[0]].admit(key, partition[1])
         state.offset = offset + 1
         return passes
 
     def admit_columns(
-        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
+        self,
+        topic: str,
+        keys: bytes | Sequence[bytes | None],
+        partitions: int | npt.NDArray[Any],
+        spans: Spans,
+        records: Sequence[Any] = (),
     ) -> npt.NDArray[np.bool_]:
         """The same for many records of one topic in the order in which they were read.
 
-        keys: as ReplayFilter.admit_batch takes them. partitions: one for all, or one for each. Raises PairSplit.
+        keys: as ReplayFilter.admit_batch takes them. partitions: one for all, or one for each. Raises as `admit`.
         """
         for number, (first, _) in spans.items():
             self.met((topic, number), first)
-        passes = self._filters[topic].admit_batch(keys, partitions)
+        own = self._filters[topic]
+        before = own.unkeyed
+        passes = own.admit_batch(keys, partitions)
+        self._checks[topic].look(len(passes), own.unkeyed - before, lambda first: self._in_header(records[:first]))
         for number, (_, last) in spans.items():
             self._partitions[topic, number].offset = last + 1
         return passes
@@ -195,6 +217,9 @@ class Assignment:
             raise BadFilterSetting("partition", "{}-{}".format(*partition), "one that is assigned to this consumer")
         return state
 
+    def _in_header(self, records: Sequence[Any]) -> int:
+        return sum(StreamMetadata.try_unpack(self._header_of(record)) is not None for record in records)
+
     def _without(self, topic: str, numbers: set[int]) -> HighwaterMarks:
         known = self._filters.get(topic)
         return NO_MARKS if known is None else _only(known.marks(), numbers, keep=False)
@@ -205,6 +230,10 @@ class Assignment:
         made = ReplayFilter(marks, window=settings.window, only_pids=settings.only_pids, ttl_s=settings.ttl_s)
         if (old := self._filters.get(topic)) is not None:
             self._counts[topic] = old.counts.added_to(self._counts.get(topic))
+        else:
+            self._checks[topic] = CarrierCheck(_LOG, topic, settings.carrier)
+        if marks:
+            self._checks[topic].prove()
         self._filters[topic] = made
 
 

@@ -3,12 +3,12 @@
     due (assignment.py) ─▶ Commits.of: encoded, or WriteMarks first ─▶ the client commits ─▶ Commits.stored: DeleteMarks
     committed metadata ─▶ Commits.read: decoded, or ReadMarks
 
-    {"pushrep": 1, "marks": "<base64 of zlib of the marks' bytes>", "startpoint": 12}
-    {"pushrep": 1, "stored": [partition, offset, "<version>"], "startpoint": 12}        too big: in the marks topic
+    {"pushrep": 2, "carrier": "key", "marks": "<base64 of zlib of the marks' bytes>", "startpoint": 12}
+    {"pushrep": 2, "carrier": "key", "stored": [partition, offset, "<version>"], ...}     too big: in the marks topic
 
-`startpoint` is the number of the startpoint that this run began with; left out for none. Kafka allows 4096
-characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format:
-docs/internals/formats/positions.md.
+`carrier`: where the metadata were of which these are the marks. `startpoint`: the number of the startpoint that this
+run began with; left out for none. Kafka allows 4096 characters (`offset.metadata.max.bytes`). Metadata that is not ours
+counts as none. Format: docs/internals/formats/positions.md.
 
 Metadata ends in a NUL (END). confluent-kafka's client adds it when it writes, and reads up to the next NUL: where none
 was written, past the end of the metadata.
@@ -23,17 +23,22 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from filtering.consumers.assignment import PendingCommit, TopicPartition
-from filtering.errors import BadFilterSetting, CorruptMarks, FilteringError
+from filtering.errors import BadFilterSetting, CorruptMarks, FilteringError, WrongCarrier
 from filtering.marks import HighwaterMarks
 
 METADATA_CHARACTERS_MAX = 4095  # and the NUL
 _TAKEN_BY = "The consumer of filtering.consumers.confluent takes one"
 END = "\0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NO_AUTO_COMMIT = (
     "not for a filtering consumer: the client would commit positions by itself, without the marks that belong to them; "
     "leave it out and call commit()"
 )
+FORGET_MARKS = (
+    "kafka-consumer-groups.sh --bootstrap-server HOST:9092 --group {group} --topic {topic} "
+    "--reset-offsets --to-current --execute"
+)
+"""Kafka's own command: it commits the positions again, without what lies beside them."""
 _WHAT = "of a committed position; or seek, which begins with empty marks"
 _MARKS_BYTES_MAX = 64 << 20  # of one partition; what 4096 characters of a commit can inflate to is far below
 
@@ -60,11 +65,14 @@ class Stored(NamedTuple):
 
 
 class CommittedPosition(NamedTuple):
-    """What a commit says beside its offset. `marks` None: they are `stored`, or there are none."""
+    """What a commit says beside its offset. `marks` None: they are `stored`, or there are none. `carrier`: by which
+    they were made; empty if there is nothing of ours.
+    """
 
     marks: HighwaterMarks | None
     stored: Stored | None = None
     startpoint: int = 0
+    carrier: str = ""
 
 
 NOTHING = CommittedPosition(None)
@@ -121,14 +129,17 @@ class CommitPosition(NamedTuple):
 class Commits:
     """A member's commits. Remembers where the marks of the last ones lie that did not fit. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str, carrier: str) -> None:
+        self._group, self._carrier = group, carrier
         self._stored: dict[TopicPartition, Stored] = {}
 
     def read(
         self, partition: TopicPartition, offset: int | None, metadata: str | None
     ) -> Generator[ReadMarks, Any, CommittedPosition]:
-        """What a committed offset says, with its marks, wherever they lie. Raises CorruptMarks."""
+        """What a committed offset says, with its marks, wherever they lie. Raises CorruptMarks, WrongCarrier."""
         position = decode(metadata if offset is not None else None)
+        if position.carrier != self._carrier and (position.marks or position.stored is not None):
+            raise self._made_by_another(partition, position.carrier)
         if position.stored is None:
             return position
         self._stored[partition] = position.stored  # also if they can't be read: the next commit replaces them
@@ -140,10 +151,10 @@ class Commits:
         found = []
         for one in due:
             stored: Stored | None = None
-            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
+            metadata = encode(CommittedPosition(one.marks, None, one.startpoint, self._carrier))
             if len(metadata) > METADATA_CHARACTERS_MAX:
                 stored = yield WriteMarks(one, len(metadata))
-                metadata = encode(CommittedPosition(None, stored, one.startpoint))
+                metadata = encode(CommittedPosition(None, stored, one.startpoint, self._carrier))
             found.append(CommitPosition(one, metadata, stored))
         return found
 
@@ -160,10 +171,19 @@ class Commits:
         """The partition is another member's now."""
         self._stored.pop(partition, None)
 
+    def _made_by_another(self, partition: TopicPartition, carrier: str) -> WrongCarrier:
+        topic, number = partition
+        why = (
+            f"in the position that group {self._group!r} committed of {topic}-{number}: its marks are of metadata that "
+            f"were there. If that was wrong, and it is {self._carrier!r} from now on, let the group go on without "
+            f"marks: stop its consumers, then {FORGET_MARKS.format(group=self._group, topic=topic)}"
+        )
+        return WrongCarrier(self._carrier, carrier, why)
+
 
 def encode(position: CommittedPosition) -> str:
     """The metadata of a commit, without its END; it may be longer than Kafka allows."""
-    fields: dict[str, object] = {"pushrep": FORMAT_VERSION}
+    fields: dict[str, object] = {"pushrep": FORMAT_VERSION, "carrier": position.carrier}
     if position.stored is not None:
         fields["stored"] = list(position.stored)
     elif position.marks is not None:
@@ -184,17 +204,20 @@ def decode(metadata: str | None) -> CommittedPosition:
     if fields["pushrep"] != FORMAT_VERSION:
         raise CorruptMarks(_WHAT, f"format version {fields['pushrep']!r}, this release reads {FORMAT_VERSION}")
     startpoint, stored, marks = fields.get("startpoint", 0), fields.get("stored"), fields.get("marks")
+    carrier = fields.get("carrier")
     if not isinstance(startpoint, int) or startpoint < 0:
         raise CorruptMarks(_WHAT, f"startpoint {startpoint!r}")
+    if not isinstance(carrier, str) or not carrier:
+        raise CorruptMarks(_WHAT, f"carrier {carrier!r}")
     if stored is not None:
-        return CommittedPosition(None, _stored(stored), startpoint)
+        return CommittedPosition(None, _stored(stored), startpoint, carrier)
     if marks is None:
-        return CommittedPosition(None, None, startpoint)
+        return CommittedPosition(None, None, startpoint, carrier)
     try:
         packed = base64.b64decode(marks, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
         raise CorruptMarks(_WHAT, "its marks are no base64") from error
-    return CommittedPosition(unpack_marks(packed), None, startpoint)
+    return CommittedPosition(unpack_marks(packed), None, startpoint, carrier)
 
 
 def pack_marks(marks: HighwaterMarks) -> bytes:

@@ -101,8 +101,11 @@ class ReplayFilteredConsumer(ClosedAtExit):
         self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
         self._facts = ConfluentMember(self._client, config, self._group)
-        settings = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms)
-        facts = ClientFacts(self._facts.facts_of, failure_of, is_too_early)
+        settings = FilterSettings(
+            window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms,
+            carrier="function" if callable(carrier) else carrier,
+        )  # fmt: skip
+        facts = ClientFacts(self._facts.facts_of, failure_of, is_too_early, carried_in_header)
         self._member = GroupMember(self._group, settings, startpoints, facts)
         own = self._member.failing_with(carrier) if callable(carrier) else None
         self._key_of = _of_records(own) if own else Message.key if carrier == "key" else carried_in_header
@@ -164,7 +167,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def poll(self, timeout_s: float = -1) -> Message | None:
         """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time.
 
-        Raises MissingRight where the brokers refuse, PairSplit, and what loading positions and startpoints raises.
+        Raises MissingRight where the brokers refuse, PairSplit, WrongCarrier, and what loading positions and
+        startpoints raises.
         """
         deadline_s = None if timeout_s < 0 else time.monotonic() + timeout_s
         while True:
@@ -182,7 +186,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             partition = (str(message.topic()), int(message.partition() or 0))
             if partition not in self._member.assignment:
                 continue  # of a partition that has just gone
-            if self._member.admit(partition, int(message.offset() or 0), self._key_of(message)):
+            if self._member.admit(partition, int(message.offset() or 0), self._key_of(message), message):
                 return message
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return None
@@ -199,7 +203,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         batch = columns_of(messages, assignment.topics, self._key_of)
         if batch is None or not all((batch.topic, one) in assignment for one in batch.spans):
             return self._one_by_one(messages)
-        return passing(messages, self._member.admit_columns(*batch))
+        return passing(messages, self._member.admit_columns(*batch, messages))
 
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
@@ -330,7 +334,9 @@ class ReplayFilteredConsumer(ClosedAtExit):
                 continue
             self._member.assignment.met(partition, offset)
             with suppress(Exception):  # it is the member's `failure` now: the next call raises it, unless this one does
-                if self._member.failure is None and self._member.admit(partition, offset, self._key_of(message)):
+                if self._member.failure is None and self._member.admit(
+                    partition, offset, self._key_of(message), message
+                ):
                     kept.append(message)
         if self._member.failure is not None and not kept:
             raise self._member.failure

@@ -83,11 +83,14 @@ class CommittedOffset(NamedTuple):
 
 
 class ClientFacts(NamedTuple):
-    """How to ask the client about a partition and its log; what an error means; whether it says "not yet" to a seek."""
+    """How to ask the client about a partition and its log; what an error means; whether it says "not yet" to a seek;
+    what a record of it carries in the header.
+    """
 
     facts_of: Callable[[str, int, int | None], PartitionFacts]
     failure_of: Callable[[BaseException], Failure]
     is_too_early: Callable[[BaseException], bool]
+    header_of: Callable[[Any], bytes | None]
 
 
 async def run_async(steps: Steps[_Answer], do: Callable[[ClientCall], Awaitable[Any]]) -> _Answer:
@@ -127,7 +130,7 @@ class GroupMember:
         self, group: str, settings: FilterSettings, startpoints: Startpoints | None, client: ClientFacts
     ) -> None:
         self._group, self._settings, self._startpoints, self._client = group, settings, startpoints, client
-        self.assignment = Assignment(settings)
+        self.assignment = Assignment(settings, client.header_of)
         self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
         self.failure: Exception | None = None
         self.moves = 0
@@ -135,7 +138,7 @@ class GroupMember:
         # Fetched is a partition that is in neither of them.
         self._unloaded: set[TopicPartition] = set()  # its position or its marks are not known yet
         self._stopped: set[TopicPartition] = set()  # its startpoint can't be applied
-        self._commits = Commits()
+        self._commits = Commits(group, settings.carrier)
 
     # ---- partitions come and go
 
@@ -146,7 +149,8 @@ class GroupMember:
         """
         asked, found = list(partitions), []
         for partition, (offset, metadata) in (yield from self.committed_of(asked)).items():
-            marks, _, startpoint = yield from self._commits.read(partition, offset, metadata)
+            position = yield from self._commits.read(partition, offset, metadata)
+            marks, startpoint = position.marks, position.startpoint
             if marks is None and offset is not None:
                 _LOG.warning(
                     "%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset
@@ -229,20 +233,25 @@ class GroupMember:
 
         return key
 
-    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
+    def admit(self, partition: TopicPartition, offset: int, key: bytes | None, record: Any) -> bool:
         """As Assignment's; what is refused stays as `failure`."""
         try:
-            return self.assignment.admit(partition, offset, key)
+            return self.assignment.admit(partition, offset, key, record)
         except Exception as error:
             self.failure = error
             raise
 
     def admit_columns(
-        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
+        self,
+        topic: str,
+        keys: bytes | Sequence[bytes | None],
+        partitions: int | npt.NDArray[Any],
+        spans: Spans,
+        records: Sequence[Any],
     ) -> npt.NDArray[np.bool_]:
         """As Assignment's; what is refused stays as `failure`."""
         try:
-            return self.assignment.admit_columns(topic, keys, partitions, spans)
+            return self.assignment.admit_columns(topic, keys, partitions, spans, records)
         except Exception as error:
             self.failure = error
             raise

@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from filtering import StreamMetadata, sqe_producer_id
+from filtering import METADATA_HEADER, StreamMetadata, WrongCarrier, sqe_producer_id
 from filtering.consumers import MarksTooLarge
 from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions, failure_of_code
@@ -19,6 +21,7 @@ from filtering.consumers.startpoints import StartTarget
 from filtering.retry import Failure
 from pushrep.kafka import KafkaDestination
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, StartpointStore
+from tests.kafka.cluster import QUICK_START, java
 from tests.kafka.plain_client import alter_topic, create_topic, plain_producer
 from tests.kafka.plain_client import consume as read_plainly
 
@@ -104,6 +107,85 @@ def test_replays_are_dropped_also_over_restarts(broker, topic, one_by_one):
     with consumer(broker, topic) as again:
         again.subscribe([topic])
         assert until(again, 20, one_by_one=one_by_one) == {0: list(range(120, 130)), 1: list(range(30, 40))}
+
+
+def fill_in_header(broker, topic, offsets):
+    """Records of one pair that carry their metadata in the header, under keys of their own."""
+    producer = plain_producer(broker.bootstrap_servers)
+    for offset in offsets:
+        headers = [(METADATA_HEADER, StreamMetadata(PID, 0, offset).pack())]
+        producer.produce(topic, key=b"customer", value=b"%d" % offset, headers=headers, partition=0)
+    assert producer.flush(WAIT_S) == 0
+
+
+def read_by(client, broker, topic, count, **more):
+    """The values that a consumer yields, until there are `count`; then it commits. client: which one, and how."""
+    name, _, way = client.partition(" ")
+
+    def by_confluent():
+        with consumer(broker, topic, **more) as reader:
+            reader.subscribe([topic])
+            for _ in turns():
+                messages = filter(None, [reader.poll(0.2)]) if way == "poll" else reader.consume(50, 0.2)
+                yielded.extend(int(message.value()) for message in records_of(messages))
+                if len(yielded) >= count:
+                    break
+            reader.commit()
+
+    async def by_aiokafka():
+        from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+        settings = {"bootstrap_servers": broker.bootstrap_servers, "auto_offset_reset": "earliest"}
+        async with asyncio.timeout(WAIT_S), ReplayFilteredConsumer(topic, group_id=topic, **settings, **more) as reader:
+            while len(yielded) < count:
+                if way == "getone":
+                    yielded.append(int((await reader.getone()).value))
+                else:
+                    found = await reader.getmany(timeout_ms=100, max_records=50)
+                    yielded.extend(int(record.value) for records in found.values() for record in records)
+            await reader.commit()
+
+    yielded = []
+    try:
+        by_confluent() if name == "confluent" else asyncio.run(by_aiokafka())
+    except WrongCarrier as error:
+        return yielded, error
+    return yielded, None
+
+
+CLIENTS = ["confluent poll", "confluent consume", "aiokafka getone", "aiokafka getmany"]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_faults_s7_a_reader_of_keys_says_so_and_stops_where_the_metadata_are_in_the_header(
+    broker, topic, client, caplog
+):
+    fill_in_header(broker, topic, [*range(50), *range(100), *range(50)])
+    yielded, refused = read_by(client, broker, topic, 200)
+    assert (refused.value, refused.right) == ("key", "header")
+    assert len(yielded) < 100
+    [line] = [line for line in caplog.messages if "stream metadata" in line]
+    assert line.startswith(f"topic {topic}: no record of a batch has stream metadata as carrier='key'")
+    assert read_by(client, broker, topic, 100, carrier="header") == (list(range(100)), None)
+
+
+@pytest.mark.parametrize("client", [CLIENTS[0], CLIENTS[3]])
+def test_faults_s7_marks_of_another_carrier_are_refused_until_the_printed_command_forgets_them(broker, topic, client):
+    fill_in_header(broker, topic, range(20))
+    assert read_by(client, broker, topic, 20, carrier="header") == (list(range(20)), None)
+    fill(broker, topic, 0, range(7))
+    for carrier in ("key", own_position):
+        yielded, refused = read_by(client, broker, topic, 1, carrier=carrier)
+        assert (yielded, refused.right) == ([], "header")
+    printed = re.search(r"kafka-consumer-groups.sh (.* --execute)", str(refused))[1]
+    tool = [*java(*QUICK_START), "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"]
+    arguments = shlex.split(printed.replace("HOST:9092", broker.bootstrap_servers))
+    for _ in turns():
+        done = subprocess.run([*tool, *arguments], capture_output=True, text=True, timeout=WAIT_S)
+        if "Error" not in done.stdout + done.stderr:  # until the coordinator knows that its members are gone
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_by(client, broker, topic, 7) == (list(range(7)), None), "where it stood, without marks"
 
 
 def own_position(record):
@@ -301,7 +383,7 @@ def test_consume_transform_produce_in_one_transaction(broker, topic):
 
 CRASHING = """
 import os, sys
-from filtering import StreamMetadata, sqe_producer_id
+from filtering import METADATA_HEADER, StreamMetadata, WrongCarrier, sqe_producer_id
 from filtering.consumers.confluent import ReplayFilteredConsumer
 servers, topic, out, commit_every = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 config = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest", "group.instance.id": "one"}

@@ -23,10 +23,11 @@ MARKS = BatchMarks(
         MarksKey("orders"): HighwaterMarks.from_columns([7, -7], [0, 3], [4, 2**62], [0, 2], advanced_ms=1_700_000),
         MarksKey("orders", 1): HighwaterMarks(),
     },
+    carrier="header",
 )
 HEAD = (
     b'{"query":"0b5a","batch":17,"first":0,"ranges":[["orders",0,5,9,0],["orders",2,0,1,0]],"replaced":[],"counts":null,'
-    b'"marks":[["orders",0,88],["orders",1,24]]}'
+    b'"carrier":"header","marks":[["orders",0,88],["orders",1,24]]}'
 )
 
 
@@ -43,7 +44,7 @@ def test_what_is_written_is_read():
 
 def test_the_format_stays_as_it_is():
     data = MARKS.to_bytes()
-    assert data[:12] == b"PBMK" + struct.pack(">II", 5, len(HEAD))
+    assert data[:12] == b"PBMK" + struct.pack(">II", 6, len(HEAD))
     assert data[12 : 12 + len(HEAD)] == HEAD
     assert data[-4:] == struct.pack(">I", zlib.crc32(data[:-4]))
 
@@ -65,15 +66,15 @@ def _sealed(body: bytes) -> bytes:
     return body + struct.pack(">I", zlib.crc32(body))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 7])
 def test_another_version_is_refused_by_number(version):
     body = bytearray(MARKS.to_bytes()[:-4])
     body[7] = version
-    with pytest.raises(MarksStoreDamaged, match=f"format version {version}, this release reads version 5"):
+    with pytest.raises(MarksStoreDamaged, match=f"format version {version}, this release reads version 6"):
         BatchMarks.from_bytes(_sealed(bytes(body)))
 
 
-EMPTY = b'{"query":"q","batch":%s,"first":%s,"ranges":%s,"replaced":[],"counts":null,"marks":%s}'
+EMPTY = b'{"query":"q","batch":%s,"first":%s,"ranges":%s,"replaced":[],"counts":null,"carrier":null,"marks":%s}'
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ EMPTY = b'{"query":"q","batch":%s,"first":%s,"ranges":%s,"replaced":[],"counts":
 )
 def test_a_right_checksum_over_nonsense_is_refused_too(head):
     with pytest.raises(MarksStoreDamaged, match=r"head|shortest marks"):
-        BatchMarks.from_bytes(_sealed(b"PBMK" + struct.pack(">II", 5, len(head)) + head))
+        BatchMarks.from_bytes(_sealed(b"PBMK" + struct.pack(">II", 6, len(head)) + head))
 
 
 @pytest.mark.parametrize(("query", "batch"), [("", 0), ("q", -2)])

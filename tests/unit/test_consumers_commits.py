@@ -25,7 +25,8 @@ from filtering.consumers.commits import (
 
 MARKS = HighwaterMarks.from_columns([7, 7, 9], [0, 1, 0], [100, 5, 2**40], [3, 3, 3], advanced_ms=1_700_000_000_000)
 GOLDEN = (
-    '{"pushrep":1,"marks":"eNrzCPf1ZmBgYGRAAGYozY4klgIRZ+w+/zSDAUkepo8VizwnhGJEMhcir58auxAA+GMLUQ==","startpoint":12}'
+    '{"pushrep":2,"carrier":"key",'
+    '"marks":"eNrzCPf1ZmBgYGRAAGYozY4klgIRZ+w+/zSDAUkepo8VizwnhGJEMhcir58auxAA+GMLUQ==","startpoint":12}'
 )
 
 
@@ -36,21 +37,25 @@ GOLDEN = (
 )
 def test_what_is_encoded_comes_back(pairs, offset, startpoint):
     marks = HighwaterMarks.from_columns([p for p, _ in pairs], [n for _, n in pairs], [offset] * len(pairs), 0)
-    assert decode(encode(CommittedPosition(marks, None, startpoint))) == CommittedPosition(marks, None, startpoint)
+    assert decode(encode(CommittedPosition(marks, None, startpoint, "key"))) == CommittedPosition(
+        marks, None, startpoint, "key"
+    )
     stored = Stored(3, offset, "group/topic/3/abc")
-    assert decode(encode(CommittedPosition(None, stored, startpoint))) == CommittedPosition(None, stored, startpoint)
+    assert decode(encode(CommittedPosition(None, stored, startpoint, "key"))) == CommittedPosition(
+        None, stored, startpoint, "key"
+    )
     assert unpack_marks(pack_marks(marks)) == marks
 
 
 def test_the_released_bytes_are_read():
     """Other implementations may compress differently; committed bytes must stay readable."""
-    assert decode(GOLDEN) == CommittedPosition(MARKS, None, 12)
+    assert decode(GOLDEN) == CommittedPosition(MARKS, None, 12, "key")
 
 
 @pytest.mark.parametrize("behind", ["", "\0", "1\3", "\0{}", '{"pushrep":2}'], ids=repr)
 def test_what_a_client_left_behind_it_counts_for_nothing(behind):
     """One client's commit has a NUL at its end; where it has none, librdkafka's client reads on in its memory."""
-    assert decode(GOLDEN + behind) == CommittedPosition(MARKS, None, 12)
+    assert decode(GOLDEN + behind) == CommittedPosition(MARKS, None, 12, "key")
 
 
 def test_metadata_of_others_counts_as_none():
@@ -59,7 +64,7 @@ def test_metadata_of_others_counts_as_none():
 
 
 def test_a_damaged_position_is_refused_wherever_a_character_changed():
-    metadata = encode(CommittedPosition(MARKS, None, 12))
+    metadata = encode(CommittedPosition(MARKS, None, 12, "key"))
     for at in range(len(metadata)):
         damaged = metadata[:at] + chr(ord(metadata[at]) ^ 1) + metadata[at + 1 :]
         try:
@@ -73,19 +78,19 @@ def test_a_damaged_position_is_refused_wherever_a_character_changed():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"pushrep": 2}, {"pushrep": 1, "marks": 7}, {"pushrep": 1, "marks": "%%"}, {"pushrep": 1, "marks": "AAAA"},
-        {"pushrep": 1, "stored": [1, 2]}, {"pushrep": 1, "stored": [-1, 2, "v"]}, {"pushrep": 1, "startpoint": -1},
+        {"pushrep": 1}, {"marks": 7}, {"marks": "%%"}, {"marks": "AAAA"}, {"stored": [1, 2]}, {"stored": [-1, 2, "v"]},
+        {"startpoint": -1}, {"carrier": None}, {"carrier": ""}, {"carrier": 7},
     ],
 )  # fmt: skip
 def test_each_wrong_field_is_refused(fields):
     with pytest.raises(CorruptMarks):
-        decode(json.dumps(fields))
+        decode(json.dumps({"pushrep": 2, "carrier": "key"} | fields))
 
 
 def test_a_hundred_pairs_fit_beside_an_offset():
     pids = [int.from_bytes(bytes(range(i, i + 8)), signed=True) for i in range(100)]
     marks = HighwaterMarks.from_columns(pids, range(100), range(10**6, 10**6 + 100), 5, advanced_ms=1_700_000_000_000)
-    assert len(encode(CommittedPosition(marks))) <= METADATA_CHARACTERS_MAX
+    assert len(encode(CommittedPosition(marks, None, 0, "header"))) <= METADATA_CHARACTERS_MAX
 
 
 def key(pid, partition, offset):
@@ -192,8 +197,8 @@ def test_settings_that_would_part_positions_from_marks_are_refused(config, error
 
 
 def test_marks_that_could_not_be_read_are_deleted_once_another_position_is_committed():
-    commits, old = Commits(), Stored(0, 5, "g/t/0/old")
-    reading = commits.read(("t", 0), 10, encode(CommittedPosition(None, old, 0)))
+    commits, old = Commits("g", "key"), Stored(0, 5, "g/t/0/old")
+    reading = commits.read(("t", 0), 10, encode(CommittedPosition(None, old, 0, "key")))
     assert next(reading) == ReadMarks(("t", 0), old)
     with pytest.raises(TimeoutError):
         reading.throw(TimeoutError("their topic is away"))

@@ -138,7 +138,7 @@ def test_marks_of_another_version_are_refused_by_name(path):
     body = bytearray(file.read_bytes()[:-4])
     body[7] = 4
     file.write_bytes(bytes(body) + struct.pack(">I", zlib.crc32(body)))
-    with pytest.raises(MarksStoreDamaged, match="version 4, this release reads version 5"):
+    with pytest.raises(MarksStoreDamaged, match="version 4, this release reads version 6"):
         FileMarks(path).read("q", 0)
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import logging
+import re
+import shlex
 
 import pytest
 from click.testing import CliRunner
 
-from filtering import BadFilterSetting, PairSplit, StreamMetadata
-from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame
+from filtering import BadFilterSetting, PairSplit, StreamMetadata, WrongCarrier
+from spark_jobs import FileMarks, ReplayFilteredBatches, SourcePosition, filter_frame
 from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import BatchMarks, MarksFenced, RowCounts
 from spark_jobs.errors import CheckpointWentBack, FrameUnusable, MarksMissing, MarksOfAnotherQuery
@@ -259,13 +261,58 @@ def test_counts_callback_and_dropped_rows(frames, logs, store, inside_query, cap
     assert told == [counts, once.last_counts]
 
 
-def test_a_batch_without_any_metadata_is_told_once(frames, logs, store, inside_query, caplog):
+def test_faults_s7_a_batch_without_any_metadata_is_told_once(frames, logs, store, inside_query, caplog):
     inside_query("q")
     once = ReplayFilteredBatches(lambda batch, _: batch.count(), store)
-    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
+    with caplog.at_level(logging.WARNING, logger="spark_jobs"):
         for n in range(2):
-            once(frames.split([logs.Row("t", 0, n, None, b"k", f"a{n}")], 1), n)
-    assert caplog.text.count("none of its 1 records has stream metadata as carrier='key'") == 1
+            rows = [logs.Row("t", 0, n, None, b"k", f"a{n}"), logs.Row("u", 0, n, StreamMetadata(1, 0, n), None, "b")]
+            once(frames.split(rows, 1), n)
+    [line] = caplog.messages
+    assert line.startswith("topic t: no record of a batch has stream metadata as carrier='key'")
+    filter_frame(frames.split(rows[:1], 1), only_pids=[7])
+    assert "topic t: no record of a batch has stream metadata of one of only_pids" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("at_once", [60, 200])
+def test_faults_s7_a_topic_that_carries_it_in_the_header_is_refused_before_the_handler(
+    frames, logs, store, table, inside_query, at_once
+):
+    inside_query("q")
+    rows = [logs.Row("t", n % 3, n, StreamMetadata(7, n % 3, n), None, f"{n}") for n in range(200)]
+    once = ReplayFilteredBatches(table, store)
+    batches = [frames.split(rows[n : n + at_once], 2, "header") for n in range(0, 200, at_once)]
+    if at_once == 60:
+        once(batches.pop(0), 0)
+    with pytest.raises(WrongCarrier, match="carrier is 'header' for topic t: its first 100 records"):
+        once(batches.pop(0), int(at_once == 60))
+    assert table.calls == [0] * (at_once == 60), "the second batch completes the hundred"
+    if at_once == 200:
+        with pytest.raises(WrongCarrier):
+            filter_frame(frames.split(rows, 2, "header"))
+    stranger = dataclasses.replace(rows[0], metadata=None, other_key=b"business")
+    filter_frame(frames.in_one_piece([stranger, *rows[1:]], "header"))
+
+
+def test_faults_s7_another_carrier_at_a_restart_is_refused_until_the_printed_command(
+    frames, logs, store, table, inside_query
+):
+    inside_query("q")
+    rows = [logs.Row("t", 0, n, StreamMetadata(7, 0, n), None, f"{n}") for n in range(3)]
+    once = ReplayFilteredBatches(table, store)
+    once(frames.split(rows, 1), 0)
+    for carrier in ("header", SourcePosition("'p'", "offset")):
+        again = ReplayFilteredBatches(table, store, carrier=carrier)
+        with pytest.raises(WrongCarrier) as refused:
+            again(frames.split(rows, 1, "header"), 1)
+        assert (refused.value.value, refused.value.right) == (str(carrier), "key")
+    assert table.calls == [0]
+    command = shlex.split(re.search(r"pushrep marks (import .* --empty --replace)", str(refused.value))[1])
+    done = CliRunner().invoke(marks, command)
+    assert done.exit_code == 0, done.output
+    ReplayFilteredBatches(table, FileMarks(store.location), carrier="header")(frames.split(rows, 1, "header"), 1)
+    assert table.calls == [0, 1]
+    assert FileMarks(store.location).read("q", 1).carrier == "header"
 
 
 def test_business_keys_that_are_metadata_by_chance_are_told_before_the_handler(

@@ -15,6 +15,7 @@ from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.marks_command import marks as marks_command
 from spark_jobs.operator_counts import operator_counts, operator_gaps
+from tests.unit.gated_disk import until
 
 pytestmark = pytest.mark.spark
 
@@ -72,9 +73,9 @@ class Query:
         if batch_id == self.fails_at:
             raise RuntimeError("the handler died before the batch was done")
 
-    def one(self, rows, carrier="key", **rule):
-        """The ids that came out of these rows."""
-        self.add(rows, carrier)
+    def one(self, rows, carrier="key", frames=None, **rule):
+        """The ids that came out of these rows. frames: the carrier that the rows have."""
+        self.add(rows, frames or carrier)
         before = set(self.handed)
         self.run(carrier, **rule)
         # Where marks may expire Spark runs batches without rows, too.
@@ -162,10 +163,44 @@ def test_state_is_below_1_kib_a_pair_and_constant_in_records(query, logs):
     for batch in (rows[:200], rows[200:]):
         query.one(batch)
         (operator,) = query.progress["stateOperators"]
-        assert operator["numRowsTotal"] == 50
+        assert operator["numRowsTotal"] == 50 + 1, "and the topic's carrier"
         sizes.append(operator["customMetrics"]["rocksdbSstFileSize"])
     assert 0 < max(sizes) < 50 * 1024
     assert max(sizes) < 1.2 * min(sizes)
+
+
+def of_pair(logs, count, first=0):
+    return [logs.Row("t", 0, n, StreamMetadata(7, 0, n), None, f"{n}") for n in range(first, first + count)]
+
+
+def test_faults_s7_a_filter_that_finds_no_metadata_says_so_once(query, logs, caplog):
+    """Once for a run of the query; and the advice works, since what found nothing left no marks."""
+    for row in of_pair(logs, 3):
+        query.add([row], "header")
+    keyed = logs.Row("u", 0, 0, StreamMetadata(7, 0, 0), None, "u")
+    query.add([keyed])
+    with caplog.at_level("WARNING", logger="spark_jobs"):
+        assert query.run() == {0: {"0"}, 1: {"1"}, 2: {"2"}, 3: {"u"}}
+        until(lambda: caplog.messages, "Spark told of the progress")
+    [line] = caplog.messages
+    assert line.startswith("topic t: no record of a batch has stream metadata as carrier='key'")
+    query.add(of_pair(logs, 3, 3), "header")
+    assert query.run("header")[4] == {"3", "4", "5"}
+
+
+def test_faults_s7_the_first_hundred_records_with_metadata_in_the_header_stop_the_query(query, logs):
+    with pytest.raises(Exception, match="carrier is 'header' for topic t: its first 100 records"):
+        query.one(of_pair(logs, 100), frames="header")
+    assert not query.handed
+
+
+def test_faults_s7_another_carrier_at_a_restart_stops_the_query(query, logs):
+    query.add(of_pair(logs, 5))
+    query.add(of_pair(logs, 200, 5), "header")
+    assert [len(rows) for rows in query.run().values()] == [5, 200], "later no number of strangers stops it"
+    with pytest.raises(Exception, match="carrier is 'key' in this query's state of topic t"):
+        query.one(of_pair(logs, 2, 205), carrier="header")
+    assert query.one([]) == {"205", "206"}, "by the old one it goes on"
 
 
 def test_marks_can_be_inherited(query, logs):
@@ -193,7 +228,7 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
 def state_rows(query):
     """The pairs that the checkpoint keeps marks of."""
     frame = query.spark.read.format("statestore").option("stateVarName", "marks").load(str(query.checkpoint))
-    return {(row["key"]["topic"], row["key"]["pid"]) for row in frame.collect()}
+    return {(row["key"]["topic"], row["key"]["pid"]) for row in frame.where("key.source_partition >= 0").collect()}
 
 
 def test_marks_expire_at_the_end_of_a_batch_by_its_own_time(query, logs):
