@@ -1,17 +1,18 @@
 """Health and metrics over HTTP: a server for services, nodes and jobs.
 
     GET /livez      200 while the process answers
-    GET /readyz     200, or 503 while a problem blocks appends; {"ready": bool, "problems": [Problem.as_dict(), ...]}
+    GET /readyz     200 where requests may be sent, else 503; {"ready": bool, "problems": [Problem.as_dict(), ...]}
+    GET /leader     200 where the leader is, else 503; {"leads": bool, "member": the leader's, "address": ...}
     GET /metrics    for Prometheus; 404 without a registry (the extra `metrics`)
     HEAD            as GET, without the body
     another path    404
 
 With certificates the server uses TLS. A client without a certificate may read /livez and /readyz, but gets problems
-without `subject`, `why` and `command`, which name topics and members; /metrics answers it with 403. A certificate that
-`ca` did not sign fails the handshake. Changed certificate files are used from the next connection on.
+without `subject`, `why` and `command`, which name topics and members, and /leader without `member` and `address`;
+/metrics answers it with 403. A certificate that `ca` did not sign fails the handshake. Changed certificate files are
+used from the next connection on.
 """
 
-import importlib.util
 import json
 import logging
 import ssl
@@ -89,7 +90,8 @@ class HealthServer(ClosedAtExit):
     """The HTTP server, in threads of its own until `close`; see the module's docstring.
 
     status: called for each /readyz and /metrics, in any thread. registry: the metrics of /metrics, if not those of the
-    status. Raises BadArgument if the address or a certificate file can't be used.
+    status. is_shared: whether other processes of this user may listen at the address, too. Raises BadArgument if the
+    address or a certificate file can't be used.
     """
 
     def __init__(
@@ -97,17 +99,20 @@ class HealthServer(ClosedAtExit):
         settings: HealthSettings,
         status: Callable[[], Status],
         registry: "CollectorRegistry | None" = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         listen = Address.parse(settings.listen)
-        if registry is None and importlib.util.find_spec("prometheus_client") is not None:
-            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+        if registry is None:
+            with suppress(ImportError):  # probes need no extra
+                from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
-            from pushrep.status.metrics import StatusCollector  # noqa: PLC0415
+                from pushrep.status.metrics import StatusCollector  # noqa: PLC0415
 
-            registry = CollectorRegistry()
-            registry.register(StatusCollector(status))
+                registry = CollectorRegistry()
+                registry.register(StatusCollector(status))
         try:
-            self._server = _Server(listen, settings, status, registry)
+            self._server = _Server(listen, settings, status, registry, is_shared=is_shared)
         except OSError as error:
             raise BadArgument("health.listen", f"can't listen on {listen}: {error.strerror or error}") from error
         self.address = Address(listen.host, self._server.server_address[1])
@@ -134,8 +139,11 @@ class _Server(ThreadingHTTPServer):
         settings: HealthSettings,
         status: Callable[[], Status],
         registry: "CollectorRegistry | None",
+        *,
+        is_shared: bool,
     ) -> None:
         self.address_family = AF_INET6 if ":" in listen.host else AF_INET
+        self.allow_reuse_port = is_shared
         self.status, self.registry = status, registry
         files = settings.files
         self._certificates = None if files is None else _Certificates(files)
@@ -193,25 +201,38 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
         elif path == "/readyz":
             self._ready()
+        elif path == "/leader":
+            self._leader()
         elif path == "/metrics":
             self._metrics()
         else:
-            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"look at /livez, /readyz, /metrics\n")
+            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"look at /livez, /readyz, /leader, /metrics\n")
 
     def do_HEAD(self) -> None:
         """As GET, without the body."""
         self.do_GET()
 
-    def _ready(self) -> None:
+    def _status(self) -> Status:
         try:
-            status = self.server.status()
+            return self.server.status()
         except (PushrepError, OSError) as error:  # the outbox or node is being closed
-            status = PlaceStatus(found=(Problem("not_answering", "process", str(error)),))
+            return PlaceStatus(found=(Problem("not_answering", "process", str(error)),))
+
+    def _leader(self) -> None:
+        leads = self._status().leads
+        told = {"leads": leads.is_here, "member": leads.member, "address": leads.address}
+        self._answer_json(told if self._is_known() else {"leads": leads.is_here}, is_ok=leads.is_here)
+
+    def _ready(self) -> None:
+        status = self._status()
         ready, shown = status.is_ready, status.as_dict()["problems"]
         if not self._is_known():
             shown = [{name: one[name] for name in ("problem", "since_ms", "blocks")} for one in shown]
-        body = json.dumps({"ready": ready, "problems": shown}).encode() + b"\n"
-        self._answer(HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, _JSON, body)
+        self._answer_json({"ready": ready, "problems": shown}, is_ok=ready)
+
+    def _answer_json(self, told: dict[str, Any], *, is_ok: bool) -> None:
+        body = json.dumps(told).encode() + b"\n"
+        self._answer(HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE, _JSON, body)
 
     def _metrics(self) -> None:
         if self.server.registry is None:

@@ -88,8 +88,8 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     "--metrics",
     type=ADDRESS,
     metavar="HOST:PORT",
-    help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS; /metrics then needs a client "
-    "certificate signed by --ca.  [default: serve nothing]",
+    help="Serve /livez, /readyz and, with the extra metrics, /metrics at this address, with --cert over TLS; /metrics "
+    "then needs a client certificate signed by --ca.  [default: serve nothing]",
 )
 @replay_options
 @node_log_options

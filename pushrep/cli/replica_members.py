@@ -178,11 +178,13 @@ def _reached(directory: Path, timeout_s: float, tls: MutualTls | None) -> Iterat
     `directory`.
     """
     try:
-        ask(directory, "status")
+        found = ask(directory, "status")
     except NobodyAnswers:
         with _opened(directory, timeout_s, PushSettings(tls=tls)):
             yield directory
         return
+    if found["kind"] != "outbox":
+        identity_in(REAL_FILESYSTEM, directory)  # raises NoOutbox
     if tls is not None:
         raise click.UsageError(
             "a service has the outbox open and uses its own certificates: leave --cert, --key, --ca out"

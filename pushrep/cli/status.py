@@ -38,6 +38,7 @@ from pushrep.cli.options import tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log_name
+from pushrep.log.errors import NotALog
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.status import closed_status
@@ -106,7 +107,7 @@ def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool 
 def _looked(place: str, look_there: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         found = look_there()
-    except BadArgument as error:  # a typing error, say: nothing is known to be wrong with a service
+    except (BadArgument, NotALog) as error:  # a typing error, say: nothing is known to be wrong with a service
         found = _unknown(place, error.why, Blocks.NOTHING)
     except (PushrepError, OSError) as error:
         found = _unknown(place, str(error).removeprefix(f"{place}: "))

@@ -258,7 +258,8 @@ class ShippingRecovery:
         if source.stopped != str(error):
             _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.acknowledged, error)
         source.is_matching = True
-        source.stop(str(error), self._clock.monotonic_ms() + STOPPED_RETRY_MS)
+        now_ms = self._clock.monotonic_ms()
+        source.stop(str(error), now_ms, now_ms + STOPPED_RETRY_MS)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""

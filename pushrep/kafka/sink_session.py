@@ -308,7 +308,8 @@ class SinkSession:
     def _stop_source(self, source: ShippedPartition, reason: str) -> None:
         if source.stopped != reason:
             _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.next_offset, reason)
-        source.stop(reason, self._clock.monotonic_ms() + STOPPED_RETRY_MS)
+        now_ms = self._clock.monotonic_ms()
+        source.stop(reason, now_ms, now_ms + STOPPED_RETRY_MS)
         self._recovery.look_again()
         self._state.moved()
 
@@ -407,6 +408,7 @@ class SinkSession:
     async def _receive(
         self, node: int, channel: _Channel, batches: dict[int, SentBatch], answer: Awaitable[Any]
     ) -> None:
+        sent_s = self._loop.time()
         try:
             answers, throttle_ms = answers_of(await answer)
         except UNREACHABLE as error:
@@ -414,6 +416,7 @@ class SinkSession:
             self._lost(node, batches, error)
             return
         channel.in_flight -= 1
+        self._state.requests.add(self._loop.time() - sent_s)
         if throttle_ms:
             channel.blocked_until_s = self._loop.time() + throttle_ms / 1000
         missing = connection_lost("the broker's answer leaves it out")

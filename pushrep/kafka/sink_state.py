@@ -23,6 +23,8 @@ from pushrep.kafka.errors import (
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedPartition
 from pushrep.log import SegmentLog
+from pushrep.log.disk import Durations
+from pushrep.status.value import REQUEST_BOUNDS_S
 
 _LOG = logging.getLogger("pushrep.kafka")
 _LOOK_S = 1.0  # a waiting caller checks so often whether shipping has stopped
@@ -64,7 +66,7 @@ class SinkState:
     def __init__(self, logs: Sequence[SegmentLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
         """Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch."""
         self._clock = clock
-        self.counts = ShippingCounts()
+        self.counts, self.requests = ShippingCounts(), Durations(REQUEST_BOUNDS_S)
         memory = ReusedMemory()
         self.progress = progress.within(
             {log.partition: log.log_end_offset for log in logs if log.damaged_from is None}
@@ -174,6 +176,10 @@ class SinkState:
             self._logged.add(trouble)
             _LOG.warning("nothing is shipped at present: %s", trouble)
         self.trouble = trouble
+
+    def stopped_ms(self, partition: int) -> int:
+        """For how long a stopped partition has been so, in ms."""
+        return self._clock.monotonic_ms() - self.sources[partition].stopped_since_ms
 
     def trouble_ms(self) -> int | None:
         """How long the present trouble has lasted, in ms; None: no trouble."""

@@ -126,7 +126,7 @@ class ShippedPartition:
         self.newest: ShippedRecord | None = None
         self.skipped = OffsetRanges()
         self.stopped: str | None = None
-        self.stopped_until_ms = 0
+        self.stopped_since_ms = self.stopped_until_ms = 0
         self.next_offset = acknowledged
         self.stable_offset = acknowledged
         self.boundary: int | None = None
@@ -170,8 +170,10 @@ class ShippedPartition:
         """Forget the end of the Kafka partition, because the next record goes to another one."""
         self.destination_offset, self.newest = -1, None
 
-    def stop(self, reason: str, until_ms: int) -> None:
+    def stop(self, reason: str, now_ms: int, until_ms: int) -> None:
         """Stop with this reason; shipping is tried again at `until_ms`."""
+        if self.stopped is None:
+            self.stopped_since_ms = now_ms
         self.stopped, self.stopped_until_ms = reason, until_ms
 
     def next_piece(self, size_max_bytes: int) -> SentBatch | None:

@@ -285,7 +285,7 @@ class LogDirectory:
             self._lock_file.close()
             raise
         self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
-        self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None)
+        self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None, clock)
         if self._flusher is not None:
             self._flusher.attach(self)
 

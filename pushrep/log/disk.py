@@ -138,12 +138,15 @@ class Durations:
 
 
 class DiskStatus(NamedTuple):
-    """The file system of logs, by its mount point. level: the worst by the limits of any of its logs."""
+    """The file system of logs, by its mount point. level: the worst by the limits of any of its logs; since_ms: when it
+    became so, wall clock.
+    """
 
     mount: str
     used_bytes: int
     size_bytes: int
     level: DiskLevel
+    since_ms: int
 
 
 class DiskWatch:
@@ -154,7 +157,7 @@ class DiskWatch:
         self._lock = threading.Lock()
         self._looked_ms: int | None = None
         self._usage = DiskUsage(0, 1)
-        self._levels: dict[DiskLimits, DiskLevel] = {}
+        self._levels: dict[DiskLimits, tuple[DiskLevel, int]] = {}  # and since when, wall clock
         self.syncs = Durations()
         self._syncs_lock = threading.Lock()
 
@@ -178,8 +181,11 @@ class DiskWatch:
         usage = self.look()
         with self._lock:
             limits = tuple(self._levels)
-        level = max((self.level(one) for one in limits), default=DiskLevel.ROOM)
-        return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, level)
+        for one in limits:
+            self.level(one)
+        with self._lock:
+            worst = max(self._levels.values(), key=lambda one: (one[0], -one[1]), default=(DiskLevel.ROOM, 0))
+        return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, *worst)
 
     @property
     def usage(self) -> DiskUsage:
@@ -193,8 +199,10 @@ class DiskWatch:
             if self._looked_ms is None or now_ms - self._looked_ms >= max_age_ms:
                 self._looked_ms = now_ms
                 self._look()
-            before = self._levels.get(limits, DiskLevel.ROOM)
-            level = self._levels[limits] = disk_level(before, self._usage, limits)
+            before, _ = self._levels.get(limits, (DiskLevel.ROOM, 0))
+            level = disk_level(before, self._usage, limits)
+            if level is not before or limits not in self._levels:
+                self._levels[limits] = level, self._clock.wall_ms()
             if level > before:
                 used = f"{self._usage.used_bytes} of {self._usage.total_bytes} bytes, {self._usage.used_percent:.1f} %"
                 _LOG.warning("the disk of %s is filling (%s): %s", self.path, used, _WHAT_HAPPENS[level])

@@ -17,12 +17,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from pushrep.env import Filesystem
+from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import segment_path
 from pushrep.log.flush_scheduler import Flusher
@@ -58,7 +58,10 @@ class Scrubbed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScrubFinding:
-    """What is wrong with a segment of offsets [base_offset, end_offset): where its whole batches end, and why."""
+    """What is wrong with a segment of offsets [base_offset, end_offset): where its whole batches end, and why.
+
+    found_ms: when that was found first, wall clock.
+    """
 
     log: str
     segment: str
@@ -67,15 +70,18 @@ class ScrubFinding:
     reason: str
     base_offset: int
     end_offset: int
+    found_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """Counts since the directory was opened. passes: completed ones. seals_made: for segments that had none. damaged:
-    segments found damaged; repaired: of these, with another member's batches.
+    """Counts since the directory was opened. passes: completed ones; passed_ms: when the last one ended (wall clock),
+    None without one. seals_made: for segments that had none. damaged: segments found damaged; repaired: of these, with
+    another member's batches.
     """
 
     passes: int = 0
+    passed_ms: int | None = None
     bytes_read: int = 0
     segments: int = 0
     seals_made: int = 0
@@ -87,9 +93,9 @@ class ScrubStatus:
 class Scrub:
     """The scrub of one directory. Thread-safe. Without a `scrubber` (a simulated clock) only `run_pass` reads."""
 
-    def __init__(self, filesystem: Filesystem, scrubber: Flusher | None) -> None:
+    def __init__(self, filesystem: Filesystem, scrubber: Flusher | None, clock: Clock) -> None:
         self.bytes_per_s, self.pause_s = 0, 0
-        self._filesystem, self._scrubber = filesystem, scrubber
+        self._filesystem, self._scrubber, self._clock = filesystem, scrubber, clock
         self._turn = threading.RLock()  # held while a piece is read
         self._logs: dict[str, Scrubbed] = {}  # name of a log's directory to the log
         self._status = ScrubStatus()
@@ -135,13 +141,16 @@ class Scrub:
     def report(self, log: Scrubbed, found: ScrubFinding) -> None:
         """Add a finding; it stays until a later pass finds the segment whole, or it is repaired."""
         with self._turn:
-            if found not in self._status.findings:
+            known = next((one for one in self._status.findings if one == found), None)
+            if known is None:
                 self._status = replace(self._status, damaged=self._status.damaged + 1)
                 _LOG.error(
                     "%s: %s byte %d offset %d: %s", log.path, found.segment, found.position, found.offset, found.reason
                 )
             self._is_whole(log, found.base_offset)
-            self._status = replace(self._status, findings=(*self._status.findings, found))
+            since_ms = self._clock.wall_ms() if known is None else known.found_ms
+            findings = (*self._status.findings, replace(found, found_ms=since_ms))
+            self._status = replace(self._status, findings=findings)
 
     def repaired(self, log: Scrubbed, base: int) -> None:
         """The segment was repaired and checked."""
@@ -225,7 +234,7 @@ class Scrub:
                 self._walked = log
                 yield from self._look_at(log, base, following)
         self._walked = None
-        self._status = replace(self._status, passes=self._status.passes + 1)
+        self._status = replace(self._status, passes=self._status.passes + 1, passed_ms=self._clock.wall_ms())
 
     def _urgent_ones(self) -> Iterator[int]:
         """Read the segments that `soon` asked for."""

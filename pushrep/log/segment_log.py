@@ -857,15 +857,18 @@ def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
 
 
 def logs_problems(logs: Iterable[LogsStatus], blocks: Blocks | None = None) -> Iterator[Problem]:
-    """The problems of disks and sealed segments. blocks: what a full disk blocks, if not appends."""
+    """The problems of disks and sealed segments. blocks: of a node, whose full disk blocks no appends."""
     logs = list(logs)
-    for disk in {one.disk for one in logs}:
+    places = ["" if blocks is None else f"/{one.outbox_id}" for one in logs]
+    for disk, place in dict(zip((one.disk for one in logs), places, strict=True)).items():
         used = f"{disk.used_bytes} of {disk.size_bytes} bytes are used"
         if disk.level >= DiskLevel.FULL:
-            yield Problem("disk_full", f"disk {disk.mount}", f"{used}: appends are refused", blocks=blocks)
+            why = f"{used}: appends are refused"
+            yield Problem("disk_full", f"disk {disk.mount}", why, disk.since_ms, blocks, place)
         elif disk.level >= DiskLevel.PRESSED:
-            yield Problem("disk_filling", f"disk {disk.mount}", used)
-    for one in logs:
+            yield Problem("disk_filling", f"disk {disk.mount}", used, disk.since_ms, argument=place)
+    for one, place in zip(logs, places, strict=True):
         for finding in one.scrub.findings:
             why = f"damaged from offset {finding.offset} on: {finding.reason}"
-            yield Problem("segment_damaged", f"{finding.log}/{finding.segment}", why)
+            subject, log = f"{finding.log}/{finding.segment}", f"{place} {finding.log}"
+            yield Problem("segment_damaged", subject, why, finding.found_ms, argument=log)

@@ -37,6 +37,7 @@ seen.
 import json
 import logging
 import secrets
+import shlex
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -62,7 +63,7 @@ from pushrep.log.inspection import is_log
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox, OutboxDiffers
 from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
-from pushrep.replicate.election_state import ElectionState
+from pushrep.replicate.election_state import PROMISES_NAME, REPLICA_EPOCH_NAME, ElectionState, find_election_state
 from pushrep.settings import whole_number
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -176,6 +177,15 @@ def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
         raise NoOutbox(directory, f"it holds worker slots, each of them an outbox: name one, as {slots[0]}")
     if is_log(directory, filesystem):
         raise NoOutbox(directory, f"it is a single log: name the directory above it, {directory.absolute().parent}")
+    kept = find_election_state(directory, filesystem) if filesystem.exists(directory / PROMISES_NAME) else None
+    if kept is not None and (grant := kept[1].grant) is not None:
+        at = next((one.address for one in grant.members if one.index == grant.leader), "")
+        leader = f"member {grant.leader}{f' at {at}' if at else ''}"
+        what = f"it is member {kept[1].member}'s copy of outbox {kept[0]} of topic {grant.topic}, which {leader} leads"
+        raise NoOutbox(directory, f"{what}: run this in the directory of that member's service")
+    if filesystem.exists(directory / REPLICA_EPOCH_NAME):
+        why = "it is a node's directory: name the directory of the service whose outbox it is"
+        raise NoOutbox(directory, f"{why}; pushrep status {shlex.quote(str(directory))} shows whose copies it keeps")
     raise NoOutbox(directory)
 
 

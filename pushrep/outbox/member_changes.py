@@ -40,6 +40,7 @@ from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.status import Facts, status_of
 from pushrep.replicate.sockets import Address
 from pushrep.settings import whole_number
+from pushrep.status.value import Sample
 from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
@@ -332,6 +333,7 @@ def calls_of(facts: Facts) -> Calls:
     """The calls, by name."""
     return {
         "status": lambda arguments: _status(facts, arguments),
+        "metrics": lambda _: _metrics(facts),
         "add-member": lambda given: add_member(facts, **given).as_dict(),
         "remove-member": lambda given: remove_member(facts, **given).as_dict(),
         "replace-lost": lambda given: replace_lost(facts, **given).as_dict(),
@@ -350,6 +352,12 @@ def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
         raise CommandRefused("this outbox has no replicas: nobody stands by")
     hold = facts.replication.hold_takeovers(for_ms, reason).hold
     return None if hold is None else hold.until_ms
+
+
+def _metrics(facts: Facts) -> list[Sample]:
+    from pushrep.status.metrics import samples_of  # noqa: PLC0415 - an extra
+
+    return list(samples_of(status_of(facts)))
 
 
 def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:

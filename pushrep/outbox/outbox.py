@@ -28,7 +28,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
-from pushrep.log.directory_files import SLOTS_MAX, slot_path
+from pushrep.log.directory_files import SLOTS_MAX, slot_directories, slot_path
 from pushrep.log.disk import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
@@ -64,7 +64,7 @@ from pushrep.outbox.partition_appender import (
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import DEFAULT_CONFIG, Acks, OnDiverged, OutboxConfig, OutboxSettings
-from pushrep.outbox.status import Facts, OutboxStatus, status_of
+from pushrep.outbox.status import Facts, OutboxStatus, WorkersStatus, status_of, workers_status
 from pushrep.settings import whole_number
 
 if TYPE_CHECKING:
@@ -111,10 +111,9 @@ class Outbox:
         self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
-        work = [one.counts for one in self._all_appenders]
         self.facts = Facts(
-            directory, identity, settings, logs_at, replication, self._budget, opened.shipping, work, self._refused,
-            opened.certificates,
+            directory, identity, settings, logs_at, replication, self._budget, opened.shipping,
+            self._all_appenders, self._refused, opened.certificates, clock.wall_ms(),
         )  # fmt: skip
         self._closing = threading.Lock()
         self._closed = True  # until everything runs
@@ -191,7 +190,9 @@ class Outbox:
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
-                    outbox._resources.callback(HealthServer(health, outbox.status).close)
+                    is_slot = directory.name.startswith("slot-") and directory in slot_directories(directory.parent)
+                    status = outbox._workers_status if is_slot else outbox.status
+                    outbox._resources.callback(HealthServer(health, status, is_shared=is_slot).close)
             except BaseException:
                 outbox.close()
                 raise
@@ -255,6 +256,7 @@ class Outbox:
         Each worker calls it after its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
         its process ends, however that ends: the system frees the slot's lock then. The next worker goes on with the
         slot's records, under the slot's PID, so readers filter what it sends again, and ships what is not shipped yet.
+        `health`: the same for all workers; whichever is asked answers for all of them.
         `slots`: more than there are workers at once; it may differ from start to start. The other arguments are those
         of `open`. Raises `NoFreeSlot`, and what `open` raises.
         """
@@ -467,6 +469,9 @@ class Outbox:
     def status(self) -> OutboxStatus:
         """What is wrong and how far everything is, as `pushrep status` shows it; its partitions one by one, too."""
         return status_of(self.facts)
+
+    def _workers_status(self) -> WorkersStatus:
+        return workers_status(self.status())
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything appended before is on disk, whatever the durability.

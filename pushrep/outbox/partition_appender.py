@@ -28,7 +28,7 @@ from typing import NamedTuple, NoReturn
 from filtering import StreamMetadata
 from pushrep.env import Clock, shared_by_process
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
+from pushrep.log import AppendFailed, Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.log.disk import Durations
 from pushrep.outbox.batch import Budget, Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
@@ -38,10 +38,10 @@ from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions import PositionsStore, SourceOrder
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.records import RecordBatch
+from pushrep.status.value import REQUEST_BOUNDS_S
 
 _FIRST_SLICE_BYTES = 4096  # then it doubles, so that many idle partitions hold little
 _ROUND_BYTES = 4 << 20  # what one flush covers at most, so that a long queue is not flushed at its end only
-_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
 
 
 class AppendCounts:
@@ -56,7 +56,16 @@ class AppendCounts:
     def __init__(self) -> None:
         self.records = self.batches = self.size_bytes = 0
         self.failed: Counter[str] = Counter()
-        self.appended, self.acknowledged = Durations(_BOUNDS_S), Durations(_BOUNDS_S)
+        self.appended, self.acknowledged = Durations(REQUEST_BOUNDS_S), Durations(REQUEST_BOUNDS_S)
+
+
+class StoppedLog(NamedTuple):
+    """Why a log takes nothing: since its first refused append, wall clock. last_ms: the newest one."""
+
+    partition: int
+    since_ms: int
+    last_ms: int
+    why: str
 
 
 class Shared(NamedTuple):
@@ -84,6 +93,8 @@ class PartitionAppender:
         self.free_bytes = 0  # bytes of the budget that the open batch holds and has not used
         self.open: PendingBatch | None = None
         self.counts = AppendCounts()
+        self.stopped: StoppedLog | None = None
+        """From the first append that the log refused to the next success; a damaged log says so itself."""
         self._store, self._replicas = store, replicas
         self._write_lock = threading.Lock() if replicas is None else replicas.write_lock  # for a round
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
@@ -264,6 +275,14 @@ class PartitionAppender:
             lingering = [] if self.open is None or not self.open.values else [self.open]
             return [*waiting, *self._writing, *self._full, *lingering]
 
+    def waits_since_s(self) -> tuple[float, str] | None:
+        """Since when (perf_counter) the oldest batch that lingers no more waits, and for what; None: none waits."""
+        with self.lock:
+            if self._replicas is not None and self._replicas.waiting:
+                return self._replicas.waiting[0].batch.opened_s, "in-sync members"
+            first = next(iter((*self._writing, *self._full)), None)
+            return None if first is None else (first.opened_s, "the disk")
+
     def unseen_failure(self) -> PendingBatch | None:
         """The first failed batch whose failure no caller received; None when called again, until another fails."""
         with self.lock:
@@ -274,6 +293,7 @@ class PartitionAppender:
         """From now on every append raises `refusal()`. Records appended before are still written."""
         with self.lock:
             self._refusal = refusal
+            self._note(refusal())
             self._close_open()
             if self._full:
                 self._call_writer()
@@ -369,7 +389,22 @@ class PartitionAppender:
                     led.on_flush(self.log.flushed_offset)
             except Exception as error:  # noqa: BLE001
                 failure, bases = error, []
+        if failure is None:
+            self.stopped = None
+        elif isinstance(failure, AppendFailed | LogPoisoned | LogEndMoved):  # else it is the record's, or known
+            self._note(failure)
         self._decide(round_, bases, in_log, failure, epoch)
+
+    def _note(self, failure: Exception) -> None:
+        now_ms, before = self._shared.clock.wall_ms(), self.stopped
+        cause = failure.cause if isinstance(failure, LogPoisoned) else failure
+        why = str(cause).removeprefix(f"{getattr(cause, 'path', '')}: ")  # the partition says where
+        self.stopped = StoppedLog(self.partition, before.since_ms if before else now_ms, now_ms, why)
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether every append is refused, whatever the replicas say."""
+        return self._refusal is not None
 
     def _append_to_log(
         self, round_: list[PendingBatch], bases: list[int]

@@ -55,6 +55,7 @@ class PartitionReplicas:
         self.write_lock = threading.Lock()
         """Held while a round is written, and while the leader is changed."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
+        self._made_ms, self._possible_ms = clock.monotonic_ms(), -1
 
     def refusal(self) -> Exception | None:
         """Why no record can be appended now; None if one can."""
@@ -68,6 +69,22 @@ class PartitionReplicas:
         if led.resigned is not None:
             return led.resigned
         return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.leader.may_append_all else None
+
+    def look(self) -> None:
+        """Note whether records can be appended now; called once a second."""
+        if self.refusal() is None:
+            self._possible_ms = self._clock.monotonic_ms()
+
+    def refused_ms(self, grace_ms: int = 0) -> int | None:
+        """For how long no record could be appended; None: one can. grace_ms: of fewer than enough members in sync, if
+        there were enough before.
+        """
+        self.look()
+        was_possible = self._possible_ms >= 0
+        age_ms = self._clock.monotonic_ms() - (self._possible_ms if was_possible else self._made_ms)
+        refusal = self.refusal()
+        may_pass = was_possible and age_ms < grace_ms and isinstance(refusal, NotEnoughReplicas)
+        return None if refusal is None or may_pass else age_ms
 
     def hold(self, batches: Sequence[PendingBatch], bases: Sequence[int]) -> list[Waiting]:
         """Let these batches wait for replicas from now on."""

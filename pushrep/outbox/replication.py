@@ -150,9 +150,8 @@ class Replication:
         not yet.
         """
         self.own_appenders = appenders
-        if self.needs_all:
-            every_s = min(_TICK_MAX_S, self._config.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
-            self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
+        every_s = min(_TICK_MAX_S, self._config.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
+        self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
 
@@ -688,6 +687,8 @@ class Replication:
         for appender in self.own_appenders:
             late = f"not enough replicas had them within delivery_timeout_ms={timeout_ms}"
             appender.expire(since_ms, MayStillBeDelivered(late))
+        for replicas in self.appenders.values():
+            replicas.look()
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
         with self._starting:

@@ -45,7 +45,7 @@ from pushrep.replicate.election_state import (
     find_election_state,
 )
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.status import Problem, Status
+from pushrep.status import Leads, Problem, Status
 
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
@@ -69,9 +69,16 @@ class WaitingStatus(Status):
     kind: str = "standby"
     state: str = "standing by"
     why: str
+    since_ms: int
+    leader: Leads
+
+    @property
+    def leads(self) -> Leads:
+        """See `Status`."""
+        return self.leader
 
     def find_problems(self) -> Iterator[Problem]:
-        yield Problem("not_leading", "service", self.why)
+        yield Problem("not_leading", "service", self.why, self.since_ms)
 
     @property
     def problem_flags(self) -> Mapping[str, bool]:
@@ -137,6 +144,7 @@ class WaitingMember:
         self._heard_ms = self.clock.monotonic_ms()
         """When the node last had contact with the leader, by its last answer; before any answer: now."""
         self._shown = self._why = ""
+        self._shown_ms = self.clock.wall_ms()
         self._health = ExitStack()  # the health server
         self._serves_health = False
         self._why_silent = ""
@@ -324,10 +332,19 @@ class WaitingMember:
                 directory=str(self.directory),
                 certificates=certificates,
                 why=f"{state}: {self._why}" if self._why else state,
+                since_ms=self._shown_ms,
+                leader=self._leader(),
             )
 
         self._health.callback(HealthServer(settings, status).close)
         self._serves_health = True
+
+    def _leader(self) -> Leads:
+        """By the newest grant."""
+        if self._found is None or (grant := self._found.kept.grant) is None:
+            return Leads(is_here=False)
+        address = next((one.address for one in grant.members if one.index == grant.leader), "")
+        return Leads(is_here=False, member=grant.leader, address=address)
 
     def _serve_health_again(self) -> None:
         """After opening an outbox failed. If another process has the address, it stands by without, and tries again at
@@ -350,7 +367,7 @@ class WaitingMember:
         shown = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # digits alone are no news
         if shown == self._shown:
             return
-        self._shown = shown
+        self._shown, self._shown_ms = shown, self.clock.wall_ms()
         _LOG.info("%s: %s%s", self.directory, state.value, f": {why}" if why else "")
         try:
             self.on_state(state, why)

@@ -8,38 +8,48 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
 from pushrep.log import SegmentLog
-from pushrep.log.directory_files import parse_log_name
-from pushrep.log.disk import DiskStatus
+from pushrep.log.directory_files import log_name, parse_log_name, slot_directories
+from pushrep.log.disk import DiskLevel, DiskStatus
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.scrub import ScrubStatus
 from pushrep.log.segment_log import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
+from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.identity import OutboxIdentity, identity_in
-from pushrep.outbox.partition_replicas import ReplicaLag
+from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.replicate.election_state import find_election_state
-from pushrep.status import Histogram, Problem, Status
+from pushrep.status import Blocks, Histogram, Leads, Problem, Status
+from pushrep.status.value import Sample
 
 if TYPE_CHECKING:
     from pushrep.kafka.sink_state import ShippingCounts
-    from pushrep.outbox.partition_appender import AppendCounts
+    from pushrep.outbox.partition_appender import PartitionAppender, StoppedLog
     from pushrep.outbox.replication import Replication
     from pushrep.replicate.led_partition import LedPartition
     from pushrep.replicate.manager import PushManager
 
 KAFKA_AWAY_MS = 5_000
 """Nothing shipped for less than this is no problem yet: a broker may restart."""
+PAUSE_MS = 5_000
+"""Appends that are refused, or wait, for less than this are no reason to send requests elsewhere: members come back."""
+_ASK_S = 0.5
+"""So long a worker waits for another one's answer: a probe waits for a second."""
+TRIED_AGAIN_MS = 60_000
+"""A log that refused its last append for its disk's sake is worth a request again after this time."""
 
 
 class LeadingState(Enum):
@@ -66,11 +76,13 @@ class Facts(NamedTuple):
     replication: "Replication | None"
     budget: Budget
     shipping: Shipping
-    appends: Sequence["AppendCounts"]
+    appenders: Sequence["PartitionAppender"]
     refused: Mapping[str, int]
     """Calls of append that took nothing, by the error's name."""
     certificates: Callable[[], Mapping[str, int | None]]
     """When each expires, by its use; see OutboxStatus."""
+    opened_ms: int
+    """When the outbox was opened, wall clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +90,8 @@ class MemberStatus:
     """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
 
     sessions: how many of its partitions are pushed to now. trouble: why no session can begin, or what is damaged there
-    and can't be repaired; None if there is nothing in the way. lag: None for the leader itself.
+    and can't be repaired, and since when (wall clock); None if there is nothing in the way. lag: None for the leader
+    itself.
     """
 
     index: int
@@ -88,6 +101,7 @@ class MemberStatus:
     sessions: int = 0
     last_end_reason: str | None = None
     trouble: str | None = None
+    trouble_since_ms: int | None = None
     lag: ReplicaLag | None = None
 
     @property
@@ -102,11 +116,12 @@ class MemberStatus:
 
 
 class StoppedPartition(NamedTuple):
-    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts."""
+    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts; since_ms: wall clock."""
 
     partition: int
     offset: int
     why: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +131,7 @@ class DestinationStatus:
     records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
     trouble_ms: for how long that has been so, 0 without trouble. is_fenced: whether brokers refuse other instances of
     the outbox; None where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take
-    batches of earlier ones. counts: since the outbox was opened.
+    batches of earlier ones. counts, requests (that were answered): since the outbox was opened.
     """
 
     name: str
@@ -130,11 +145,23 @@ class DestinationStatus:
     is_fenced: bool | None = None
     earlier_unfenced: bool | None = None
     counts: "ShippingCounts | None" = None
+    requests: Histogram | None = None
 
     @property
     def in_trouble(self) -> bool:
         """Whether nothing can be shipped."""
         return self.trouble is not None
+
+    def find_problems(self) -> Iterator[Problem]:
+        """What keeps records from the topic."""
+        if (away_ms := self.trouble_ms or 0) >= KAFKA_AWAY_MS:
+            since_ms = time.time_ns() // 1_000_000 - away_ms
+            why = f"{self.records} records are not shipped: {self.trouble}"
+            yield Problem("kafka_away", f"topic {self.topic}", why, since_ms)
+        for one in self.stopped:
+            subject = f"partition {one.partition} to topic {self.topic}"
+            why = f"stopped at offset {one.offset}: {one.why}"
+            yield Problem("shipping_stopped", subject, why, one.since_ms)
 
 
 class AppendStatus(NamedTuple):
@@ -164,6 +191,13 @@ class ReplicaRefusals:
     count: int
 
 
+class ReplicaRequests(NamedTuple):
+    """How long a replica took to answer pushes."""
+
+    replica: int
+    durations: Histogram | None
+
+
 class PushStatus(NamedTuple):
     """Pushing to replicas since the outbox was opened; connections_lost, not_caught_up: by member."""
 
@@ -174,6 +208,7 @@ class PushStatus(NamedTuple):
     connections_lost: Mapping[int, int]
     not_caught_up: Mapping[int, int]
     refusals: tuple[ReplicaRefusals, ...]
+    requests: tuple[ReplicaRequests, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +248,10 @@ class OutboxStatus(ClosedOutbox):
     epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
     yet, both lists have their say. hold: while no standby may take over. takeover: the last one by a standby.
     in_sync_min: members in the smallest in-sync set, the leader counted. damaged: partitions whose log lost records
-    that were on disk. scrub: what the reading of sealed segments in the background has found. certificates: by what
-    they are for ("replicas", "kafka", "health").
+    that were on disk. stopped: logs that refused the last append. takes_appends: whether a partition takes some.
+    refused_ms: since when (wall clock) too few members are in sync, or this one does not lead; None: it is not so.
+    late: partitions whose records wait for longer than PAUSE_MS. scrub: what the reading of sealed segments in the
+    background has found. certificates: by what they are for ("replicas", "kafka", "health").
     """
 
     state: LeadingState
@@ -228,12 +265,29 @@ class OutboxStatus(ClosedOutbox):
     in_sync_min: int
     under_min_insync: int
     damaged: tuple[int, ...]
+    opened_ms: int
+    stopped: "tuple[StoppedLog, ...]"
+    takes_appends: bool
+    refused_ms: int | None
+    late: "tuple[LateRecords, ...]"
     disk: DiskStatus
     scrub: ScrubStatus
     recovery: RecoveryStatus
     syncs: Histogram | None
     appends: AppendStatus
     push: PushStatus | None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent here."""
+        return self.takes_appends
+
+    @property
+    def leads(self) -> Leads:
+        """See `Status`."""
+        is_here = self.state in {LeadingState.ALONE, LeadingState.LEADING}
+        address = next((one.address for one in self.members if one.index == self.leader), "")
+        return Leads(is_here, self.leader, "" if is_here else address)
 
     @property
     def held_until_ms(self) -> int:
@@ -259,28 +313,105 @@ class OutboxStatus(ClosedOutbox):
         refuses = self.state in {LeadingState.RESIGNED, LeadingState.FAILED}
         if refuses or (self.state is LeadingState.LOOKING and self.acks == "ALL"):
             why = f"{self.state.value}{f': {self.why}' if self.why else ''}"
-            yield Problem("not_leading", f"outbox {self.topic}", why)
+            yield Problem("not_leading", f"outbox {self.topic}", why, self.refused_ms)
         elif self.under_min_insync and self.acks == "ALL":
             needed = f"{self.min_insync_replicas} in-sync members are needed, {self.in_sync_min} are there"
-            yield Problem("under_min_insync", f"{self.under_min_insync} of {self.partitions} partitions", needed)
+            subject = f"{self.under_min_insync} of {self.partitions} partitions"
+            yield Problem("under_min_insync", subject, needed, self.refused_ms)
+        elif self.late:
+            oldest = min(self.late, key=lambda one: one.since_ms)
+            why = f"records wait for {oldest.waits_for}"
+            yield Problem("not_acknowledged", _of(self.late, self.partitions), why, oldest.since_ms)
         for partition in self.damaged:
-            yield Problem("damaged", f"partition {partition}", "its log lost records that were on disk")
+            why = "its log lost records that were on disk"
+            log = f" {log_name(self.topic, partition)}"
+            yield Problem("damaged", f"partition {partition}", why, self.opened_ms, argument=log)
         for one in self.destinations:
-            if (away_ms := one.trouble_ms or 0) >= KAFKA_AWAY_MS:
-                since_ms = time.time_ns() // 1_000_000 - away_ms
-                why = f"{one.records} records are not shipped: {one.trouble}"
-                yield Problem("kafka_away", f"topic {one.topic}", why, since_ms)
-            for stopped in one.stopped:
-                subject = f"partition {stopped.partition} to topic {one.topic}"
-                yield Problem("shipping_stopped", subject, f"stopped at offset {stopped.offset}: {stopped.why}")
+            yield from one.find_problems()
         for member in self.members:
             if member.trouble is not None:
-                yield Problem("replica_away", f"member {member.index} at {member.address}", member.trouble)
+                subject = f"member {member.index} at {member.address}"
+                yield Problem("replica_away", subject, member.trouble, member.trouble_since_ms)
+        if self.disk.level is not DiskLevel.FULL:  # else that is why
+            for why in {one.why: one for one in self.stopped}:
+                logs = [one for one in self.stopped if one.why == why]
+                yield Problem("log_stopped", _of(logs, self.partitions), why, min(one.since_ms for one in logs))
         yield from logs_problems(self.outboxes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStatus(Status):
+    """All worker slots of a directory, as the worker tells it that has their health port. others: what other processes
+    answer for their slots, by the slot's directory; a slot that nobody has open is left out.
+    """
+
+    kind: str = "workers"
+    worker: OutboxStatus
+    others: Mapping[Path, Mapping[str, Any]]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent to at least one of the workers."""
+        return self.worker.is_ready or any(one.get("takes_appends") for one in self.others.values())
+
+    @property
+    def leads(self) -> Leads:
+        """See `Status`."""
+        return self.worker.leads
+
+    @property
+    def own(self) -> Status:
+        """See `Status`."""
+        return self.worker
+
+    def find_problems(self) -> Iterator[Problem]:
+        own = Path(self.worker.directory).name
+        for one in self.worker.problems():
+            yield one._replace(subject=f"{own}, {one.subject}")
+        for path, other in self.others.items():
+            for told in other["problems"]:
+                subject = f"{path.name}, {told['subject']}"
+                yield Problem(told["problem"], subject, told["why"], told["since_ms"], Blocks(told["blocks"]))
+
+    def elsewhere(self) -> Iterator[Sample]:
+        """See `Status`; a worker that does not answer has no samples."""
+        for path in self.others:
+            with suppress(NobodyAnswers, CallRefused):
+                for name, labels, value in ask(path, "metrics", timeout_s=_ASK_S):
+                    yield Sample(name, labels, Histogram(*value) if isinstance(value, list) else value)
+
+
+def workers_status(own: OutboxStatus) -> WorkersStatus:
+    """The status of all workers' slots beside an open one."""
+    others: dict[Path, Mapping[str, Any]] = {}
+    here = Path(own.directory)
+    for path in slot_directories(here.parent):
+        if path != here:
+            try:
+                others[path] = ask(path, "status", timeout_s=_ASK_S)
+            except (NobodyAnswers, CallRefused) as error:
+                if (pid := lock_holder(path)) is not None:
+                    held = Problem("not_answering", "outbox", f"process {pid} has it open: {error}")
+                    others[path] = {"problems": [held.as_dict(str(path))]}
+    return WorkersStatus(directory=str(here.parent), worker=own, others=others)
+
+
+class LateRecords(NamedTuple):
+    """A partition whose oldest appended record is not acknowledged since then (wall clock), and for what it waits."""
+
+    partition: int
+    since_ms: int
+    waits_for: str
+
+
+def _of(parts: "Sequence[LateRecords | StoppedLog]", count: int) -> str:
+    return f"partition {parts[0].partition}" if len(parts) == 1 else f"{len(parts)} of {count} partitions"
+
+
 class SessionStatus(NamedTuple):
-    """One replica of one partition. acknowledged, flushed: -1 before it has said so in this session."""
+    """One replica of one partition. acknowledged, flushed: -1 before it has said so in this session. lag: the records
+    that it is not known to hold.
+    """
 
     replica: int
     state: str
@@ -291,11 +422,13 @@ class SessionStatus(NamedTuple):
     next_offset: int
     in_flight: int
     end_reason: str | None
+    lag: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """One partition as its leader sees it. Half-open offsets; in_sync holds indexes, the leader's own as well.
+    """One partition as its leader sees it. Half-open offsets; damaged_from: the first one that was on disk and can't be
+    read. in_sync holds indexes, the leader's own as well.
 
     shipped: by `kafka:<topic>` the first offset that the topic has not acknowledged.
     """
@@ -306,9 +439,15 @@ class PartitionStatus:
     flushed_offset: int
     high_watermark: int
     leader_epoch: int
+    damaged_from: int | None = None
     in_sync: tuple[int, ...] = ()
     sessions: tuple[SessionStatus, ...] = ()
     shipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def unshipped(self) -> Mapping[str, int]:
+        """By `kafka:<topic>` how many records the topic has not acknowledged."""
+        return {name: max(0, self.log_end_offset - at) for name, at in self.shipped.items()}
 
 
 def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxStatus:
@@ -321,7 +460,9 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
     grant = facts.replication.grant if facts.replication is not None else None
     in_sync = [len(one.leader.in_sync) for one in led.values()]
     leading = facts.replication.leading if facts.replication is not None else None
-    shared = logs_status(identity.outbox_id, logs)
+    shared, now_ms = logs_status(identity.outbox_id, logs), time.time_ns() // 1_000_000
+    refused_ms = [ms for one in _replicas_of(facts) if (ms := one.refused_ms()) is not None]
+    damaged = tuple(log.partition for log in logs if log.damaged_from is not None)
     return OutboxStatus(
         directory=str(facts.directory),
         certificates=facts.certificates(),
@@ -339,7 +480,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         epoch=-1 if grant is None else grant.epoch,
         members_epoch=-1 if grant is None else grant.members_epoch,
         is_changing=grant is not None and bool(grant.previous_members),
-        hold=hold_of(grant, time.time_ns() // 1_000_000),
+        hold=hold_of(grant, now_ms),
         takeover=None if grant is None else grant.takeover,
         min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
         in_sync_min=min(in_sync, default=1),
@@ -349,7 +490,13 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         high_watermarks=sum(log.high_watermark for log in logs),
         members=_members(facts, led),
         destinations=tuple(_destinations(facts.shipping)),
-        damaged=tuple(log.partition for log in logs if log.damaged_from is not None),
+        damaged=damaged,
+        opened_ms=facts.opened_ms,
+        stopped=tuple(one.stopped for one in facts.appenders if one.stopped is not None),
+        takes_appends=shared.disk.level is not DiskLevel.FULL
+        and any(one.partition not in damaged and _takes_appends(facts, one, now_ms) for one in facts.appenders),
+        refused_ms=now_ms - max(refused_ms) if refused_ms else None,
+        late=tuple(_late(facts, now_ms)),
         disk=shared.disk,
         scrub=shared.scrub,
         recovery=shared.recovery,
@@ -422,6 +569,29 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
     )
 
 
+def _replicas_of(facts: Facts) -> "Iterable[PartitionReplicas]":
+    return () if facts.replication is None else facts.replication.appenders.values()
+
+
+def _takes_appends(facts: Facts, appender: "PartitionAppender", now_ms: int) -> bool:
+    """Whether requests for this partition are worth sending; its log is not damaged, and the disk not full."""
+    stopped = appender.stopped
+    if appender.is_refusing or (
+        stopped is not None and now_ms - stopped.since_ms >= PAUSE_MS and now_ms - stopped.last_ms < TRIED_AGAIN_MS
+    ):
+        return False
+    replication = facts.replication
+    return replication is None or replication.appenders[appender.partition].refused_ms(PAUSE_MS) is None
+
+
+def _late(facts: Facts, now_ms: int) -> Iterator[LateRecords]:
+    for appender in facts.appenders:
+        if (waits := appender.waits_since_s()) is not None:
+            age_ms = int(1000 * (perf_counter() - waits[0]))
+            if age_ms >= PAUSE_MS + facts.settings.config.linger_ms:
+                yield LateRecords(appender.partition, now_ms - age_ms, waits[1])
+
+
 def led_of(facts: Facts) -> "dict[int, LedPartition]":
     """The partitions that are led, by number; none while nobody leads."""
     if facts.replication is None:
@@ -467,6 +637,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
             sessions=live[index],
             last_end_reason=ended.get(index),
             trouble=None if index not in troubles else troubles[index].removeprefix(f"{address}: "),
+            trouble_since_ms=None if leading is None else leading.troubled_since_ms.get(index),
             lag=lags.get(index),
         )
         for index, address in sorted({**facts.replication.learners, **listed}.items())
@@ -476,40 +647,46 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
 def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
     if (sink := shipping.sink) is None:
         return
-    lag, fence = sink.state.lag(), sink.fencing.newest
+    lag, fence, now_ms = sink.state.lag(), sink.fencing.newest, time.time_ns() // 1_000_000
     yield DestinationStatus(
         name=holder_name(sink.topic),
         topic=sink.topic,
         records=lag.records,
         size_bytes=lag.size_bytes,
         age_ms=lag.age_ms or 0,
-        stopped=tuple(StoppedPartition(one.partition, one.offset, one.reason) for one in lag.stopped),
+        stopped=tuple(
+            StoppedPartition(one.partition, one.offset, one.reason, now_ms - sink.state.stopped_ms(one.partition))
+            for one in lag.stopped
+        ),
         trouble=lag.trouble,
         trouble_ms=sink.state.trouble_ms() or 0,
         is_fenced=None if fence is None else fence.is_standing,
         earlier_unfenced=None if fence is None else fence.earlier_unfenced,
         counts=sink.state.counts,
+        requests=Histogram.of([sink.state.requests]),
     )
 
 
 def _appends(facts: Facts) -> AppendStatus:
     failed = Counter[str]()
-    for one in facts.appends:
+    counts = [one.counts for one in facts.appenders]
+    for one in counts:
         failed.update(one.failed)
     return AppendStatus(
-        records=sum(one.records for one in facts.appends),
-        size_bytes=sum(one.size_bytes for one in facts.appends),
-        batches=sum(one.batches for one in facts.appends),
+        records=sum(one.records for one in counts),
+        size_bytes=sum(one.size_bytes for one in counts),
+        batches=sum(one.batches for one in counts),
         refused=facts.refused,
         failed=failed,
         buffer_bytes=facts.budget.taken,
         buffer_limit_bytes=facts.budget.limit,
-        appended=Histogram.of(one.appended for one in facts.appends),
-        acknowledged=Histogram.of(one.acknowledged for one in facts.appends),
+        appended=Histogram.of(one.appended for one in counts),
+        acknowledged=Histogram.of(one.acknowledged for one in counts),
     )
 
 
 def _push(manager: "PushManager") -> PushStatus:
+    requests = list(manager.requests.items())
     return PushStatus(
         buffer_bytes=manager.memory.used_bytes,
         buffer_limit_bytes=manager.memory.limit_bytes,
@@ -519,6 +696,10 @@ def _push(manager: "PushManager") -> PushStatus:
         not_caught_up=dict(manager.not_caught_up),
         refusals=tuple(
             ReplicaRefusals(replica, code.name, count) for (replica, code), count in list(manager.refusals.items())
+        ),
+        requests=tuple(
+            ReplicaRequests(replica, Histogram.of(one for (index, _), one in requests if index == replica))
+            for replica in sorted({index for (index, _), _ in requests})
         ),
     )
 
@@ -541,6 +722,7 @@ def _partition(log: SegmentLog, led: "LedPartition | None", shipping: Shipping) 
                         next_offset=progress.next_offset,
                         in_flight=len(progress.in_flight),
                         end_reason=None if progress.reason is None else progress.reason.name,
+                        lag=max(0, log.log_end_offset - max(led.leader.held_by(index), log.log_start_offset)),
                     )
                 )
     return PartitionStatus(
@@ -550,6 +732,7 @@ def _partition(log: SegmentLog, led: "LedPartition | None", shipping: Shipping) 
         flushed_offset=log.flushed_offset,
         high_watermark=log.high_watermark,
         leader_epoch=log.leader_epochs.latest_epoch,
+        damaged_from=log.damaged_from,
         in_sync=in_sync,
         sessions=tuple(sessions),
         shipped={} if (sink := shipping.sink) is None else {holder_name(sink.topic): sink.needed_from(log.partition)},

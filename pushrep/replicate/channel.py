@@ -36,6 +36,7 @@ from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Network, Thread, shar
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
+from pushrep.log.disk import Durations
 from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry_connecting
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
@@ -97,12 +98,14 @@ class Channel:
         opened: OpenConnection | None,
         beats: Beats | None = None,
         lost: "Counter[int] | None" = None,
+        requests: Durations | None = None,
     ) -> None:
         """opened: a connection to take over; None: it connects itself.
 
-        lost: counts broken connections by the replica's index.
+        lost: counts broken connections by the replica's index. requests: gets the duration of each answered push.
         """
         self._lost = Counter[int]() if lost is None else lost
+        self._requests = requests or Durations()
         self.away: str | None = None
         """Why the replica can't be reached; None if it can, or that is unknown yet."""
         self.replica, self.is_closing = replica, False
@@ -483,6 +486,7 @@ class Channel:
         else:
             results = list(response.results)
             self._fruitless = 0
+            self._requests.add((self._clock.monotonic_ms() - request.sent_ms) / 1000)
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
             self.notify(sent.pusher)

@@ -116,6 +116,8 @@ class Leading:
         """
         self.on_kept: Callable[[int], None] = lambda _replica: None
         """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
+        self.troubled_since_ms: dict[int, int] = {}
+        """By member index: since when `troubles` has something of it, wall clock, as the last look found."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -158,6 +160,8 @@ class Leading:
                 found[index] = driver.damage
             elif index in away:
                 found[index] = away[index]
+        now_ms, before = self._clock.wall_ms(), self.troubled_since_ms
+        self.troubled_since_ms = {index: before.get(index, now_ms) for index in found}
         return found
 
     def push_to(self, replica: Replica) -> None:
@@ -276,6 +280,7 @@ class Leading:
             self._look_around()
 
     def _look_around(self) -> None:
+        self.troubles()
         for led in self.partitions.values():
             try:
                 led.on_tick(self._clock.monotonic_ms())

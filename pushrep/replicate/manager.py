@@ -19,6 +19,7 @@ from typing import NamedTuple
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import SYSTEM_CLOCK, Clock
+from pushrep.log.disk import Durations
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats, Channel, Workers, release_workers, workers_for
 from pushrep.replicate.connecting import ReplicaClient
@@ -26,6 +27,7 @@ from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.led_partition import PushSession
 from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.status.value import REQUEST_BOUNDS_S
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 
@@ -72,6 +74,8 @@ class PushManager:
         """How often each replica answered with each error."""
         self.connections_lost: Counter[int] = Counter()
         """How often connections to each replica broke."""
+        self.requests: dict[tuple[int, int], Durations] = {}
+        """How long pushes took to be answered, by the replica and the number of its channel."""
         self._push_internal, self._push_links = push_internal_topics, push_cluster_links
         self._clock, self._beats = clock, beats
         self._lock = threading.Lock()
@@ -278,6 +282,7 @@ class PushManager:
                 opened,
                 self._beats,
                 self.connections_lost,
+                self.requests.setdefault((replica.index, key[1]), Durations(REQUEST_BOUNDS_S)),
             )
             if self.is_active():
                 channel.worker.add(channel)

@@ -4,6 +4,7 @@ ReplicaNode.status() ─▶ NodeStatus ─ as_dict() ─▶ JSON of control.sock
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class NodeLog(NamedTuple):
 
     last_contact_ms: wall clock of its leader's last request, -1 for none since the node started. failure: why its disk
     failed; finding: why it waits for an operator; refused: why its disk refused the last write; each None without a
-    reason. damaged_from: the first offset that was on disk and can't be read. At an address the answer of ListLogs has
-    fewer of them.
+    reason. damaged_from: the first offset that was on disk and can't be read. since_ms: of what is wrong, wall clock.
+    At an address the answer of ListLogs has fewer of them.
     """
 
     outbox_id: str
@@ -50,6 +51,7 @@ class NodeLog(NamedTuple):
     finding: str | None = None
     refused: str | None = None
     damaged_from: int | None = None
+    since_ms: int | None = None
 
     @property
     def is_offline(self) -> bool:
@@ -140,6 +142,11 @@ class NodeStatus(Status):
     leaders: tuple[OutboxLeader, ...]
 
     @property
+    def is_ready(self) -> bool:
+        """While it serves its directory; else it has no status."""
+        return True
+
+    @property
     def disk(self) -> DiskStatus | None:
         """Of its directory; None without a log in use."""
         return self.outboxes[0].disk if self.outboxes else None
@@ -169,9 +176,11 @@ class NodeStatus(Status):
         yield from log_problems(self.logs)
         for replay in self.replays.sessions:
             if replay.stalled_ms > STALLED_MS:
-                subject = f"replay {replay.session_id:016x} of {replay.recording}"
+                session = f"{replay.session_id:016x}"
+                subject = f"replay {session} of {replay.recording}"
                 why = f"it is {replay.lag} records behind, and takes nothing for {replay.stalled_ms / 1000:.0f} s"
-                yield Problem("replay_stalled", subject, why)
+                since_ms = time.time_ns() // 1_000_000 - int(replay.stalled_ms)
+                yield Problem("replay_stalled", subject, why, since_ms, argument=session)
         yield from logs_problems(self.outboxes, Blocks.REPLICATION)
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,13 +213,14 @@ def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> tuple[tuple[NodeLo
 def log_problems(logs: Iterable[NodeLog]) -> Iterator[Problem]:
     """The problems of a node's logs."""
     for one in logs:
+        subject, argument = f"log {one.name}", f"/{one.outbox_id} {one.topic}-{one.partition}"
         if (why := one.failure or one.refused) is not None:
-            yield Problem("log_offline", f"log {one.name}", why)
+            yield Problem("log_offline", subject, why, one.since_ms, argument=argument)
         if one.finding is not None:
-            yield Problem("log_waits", f"log {one.name}", one.finding)
+            yield Problem("log_waits", subject, one.finding, one.since_ms, argument=argument)
         if one.damaged_from is not None:
             why = f"it lost records that were on disk, from offset {one.damaged_from} on"
-            yield Problem("damaged", f"log {one.name}", why, blocks=Blocks.REPLICATION)
+            yield Problem("damaged", subject, why, one.since_ms, Blocks.REPLICATION, argument)
 
 
 def _shortened(value: Any, items: int) -> Any:
@@ -236,4 +246,5 @@ def _kept(outbox_id: str, replica: ReplicaLog) -> NodeLog:
         finding=None if replica.finding is None else replica.finding.name,
         refused=replica.refused,
         damaged_from=log.damaged_from,
+        since_ms=replica.wrong_since_ms,
     )

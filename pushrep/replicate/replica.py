@@ -95,6 +95,8 @@ class ReplicaLog:
         self.finding: RequestFinding | None = None
         """Why it waits for an operator; None if it does not."""
         self.last_contact_ms = -1
+        self.wrong_since_ms = clock.wall_ms()
+        """Since when `failure`, `finding`, `refused` or its damage is there; the newest of them."""
         self._trouble = DiskTrouble(directory, filesystem, clock)
         self._state_store, self._note_filled, self._note_contact = state_store, note_filled, note_contact
         self._clock, self._flush, self._news = clock, flush, news
@@ -152,6 +154,7 @@ class ReplicaLog:
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
             except AppendFailed as error:  # nothing was written; the leader retries with backoff
+                self.wrong_since_ms = self._clock.wall_ms() if self.refused is None else self.wrong_since_ms
                 self._trouble.note(str(self.tp), error)
                 return storage_error(self.state())
             except (OSError, PushrepError) as error:
@@ -282,7 +285,7 @@ class ReplicaLog:
 
     def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
         _LOG.error("%s is offline, the others go on: %s", self.tp, error)
-        self.failure = error
+        self.failure, self.wrong_since_ms = error, self._clock.wall_ms()
         return replace(storage_error(state), flushed_offset=0)
 
     def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
@@ -317,7 +320,7 @@ class ReplicaLog:
         self._session = session
 
     def _go_offline(self, finding: RequestFinding) -> None:
-        self.finding = finding
+        self.finding, self.wrong_since_ms = finding, self._clock.wall_ms()
         _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
 
     def _cut(self, offset: int) -> None:

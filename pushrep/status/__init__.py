@@ -12,13 +12,14 @@ all problems, what each blocks, and what to do about it; pushrep/log/segment_log
 """
 
 from pushrep.status.problem import PROBLEMS, Blocks, Problem, certificate_problems
-from pushrep.status.value import Histogram, JobStatus, PlaceStatus, Status
+from pushrep.status.value import Histogram, JobStatus, Leads, PlaceStatus, Status
 
 __all__ = [
     "PROBLEMS",
     "Blocks",
     "Histogram",
     "JobStatus",
+    "Leads",
     "PlaceStatus",
     "Problem",
     "Status",

@@ -14,7 +14,7 @@ path passes, the innermost first; `outbox` and `topic` the outermost.
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from filtering.extras import needed_by
@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from pushrep.errors import PushrepError
 from pushrep.importing import installed_version
-from pushrep.status.value import Histogram, Status
+from pushrep.status.value import Histogram, Sample, Status
 
 
 class Family(NamedTuple):
@@ -86,6 +86,7 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
         ("outbox_under_min_insync_partitions", "under_min_insync",
          "Partitions with fewer than min_insync_replicas in-sync members: they refuse acks=ALL."),
         ("outbox_damaged_partitions", "damaged", "Partitions whose log lost records that were on disk."),
+        ("outbox_stopped_partitions", "stopped", "Partitions whose log refused its last append."),
         ("push_buffer_bytes", "push.buffer_bytes", "Bytes of records kept in memory for replicas."),
         ("push_buffer_limit_bytes", "push.buffer_limit_bytes", "The setting buffer_bytes_max of the push."),
         ("push_buffer_evicted_bytes_total", "push.evicted_bytes",
@@ -127,7 +128,15 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
     (_OUTBOX, (*_R, "code")): (
         ("replica_refusals_total", "push.refusals.count", "Error responses of the replica, by code."),
     ),
+    (_OUTBOX, (*_P, "replica")): (
+        ("replica_partition_lag_records", "parts.sessions.lag", "Records that the replica is not known to hold."),
+    ),
+    (_OUTBOX, (*_P, "destination")): (
+        ("destination_partition_lag_records", "parts.unshipped", "Records that the topic has not acknowledged."),
+    ),
     (_OUTBOX, _R): (
+        ("replica_request_duration_seconds", "push.requests.durations",
+         "Time from sending records to the replica to its answer."),
         ("replica_connections_lost_total", "push.connections_lost",
          "Connections to the replica that broke; the leader reconnects."),
         ("follower_not_caught_up_total", "push.not_caught_up",
@@ -147,6 +156,8 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
          "1 while brokers refuse batches of other instances of the outbox."),
         ("destination_earlier_unfenced", "destinations.earlier_unfenced",
          "1 if brokers may accept batches of earlier instances."),
+        ("destination_request_duration_seconds", "destinations.requests",
+         "Time from sending a Produce request to the broker's answer."),
         ("destination_shipped_records_total", "destinations.counts.records", "Records that the topic acknowledged."),
         ("destination_shipped_bytes_total", "destinations.counts.size_bytes",
          "Bytes of batches that the topic acknowledged."),
@@ -258,18 +269,18 @@ class Families:
             assert not isinstance(value, Histogram), f"{name} has no buckets"
             made.add_metric(values, value)
 
-    def add_status(self, status: Status) -> None:
-        """Add a sample for each value of the status that FAMILIES names."""
-        labels = {"version": installed_version(), "python": platform.python_version()}
-        self.add("pushrep_build_info", labels, 1)
-        for family in FAMILIES.values():
-            path = family.path.split(".")
-            if family.path and not _BY[status.kind].isdisjoint(family.by.split(", ")):
-                for labels, value in _samples(status, path, family.labels):
-                    self.add(family.name, labels, value)
-
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._made.values())
+
+
+def samples_of(status: Status) -> Iterator[Sample]:
+    """A sample for each value of the status that FAMILIES names."""
+    yield Sample("pushrep_build_info", {"version": installed_version(), "python": platform.python_version()}, 1)
+    for family in FAMILIES.values():
+        path = family.path.split(".")
+        if family.path and not _BY[status.kind].isdisjoint(family.by.split(", ")):
+            for labels, value in _samples(status, path, family.labels):
+                yield Sample(family.name, labels, value)
 
 
 def _samples(
@@ -325,5 +336,6 @@ class StatusCollector(Collector):
                 status = source()
             except PushrepError:  # it is closed; or in a forked child, where the parent has the samples
                 continue
-            families.add_status(status)
+            for sample in chain(samples_of(status.own), status.elsewhere()):
+                families.add(*sample)
         return families

@@ -13,8 +13,9 @@ class Blocks(Enum):
     """What does not work while a problem lasts."""
 
     APPENDS = "appends"
-    """Records are refused. /readyz answers 503."""
+    """Records are refused."""
     ACKNOWLEDGEMENTS = "acknowledgements"
+    """Records are taken, and their receipts wait."""
     SHIPPING = "shipping"
     """Records do not reach Kafka."""
     REPLICATION = "replication"
@@ -27,78 +28,108 @@ class ProblemKind(NamedTuple):
     """A kind of problem. command: the next one for an operator; `{at}` is the directory or address."""
 
     blocks: Blocks
+    means: str
     advice: str
     command: str
 
 
 PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
     {
-        # a process has the directory or the port open, and does not answer
         "not_answering": ProblemKind(
             Blocks.APPENDS,
+            "A process has the directory or the port open and does not answer, or the place can't be read.",
             "Check whether this is the right place, and whether its process hangs.",
             "pushrep status {at}",
         ),
-        # records that have to reach replicas are refused
         "not_leading": ProblemKind(
             Blocks.APPENDS,
+            "The outbox does not lead: records that have to reach replicas are refused.",
             "Start the nodes that are down, or open the outbox again.",
             "pushrep status {at} --partitions",
         ),
-        # partitions refuse Acks.ALL
         "under_min_insync": ProblemKind(
-            Blocks.APPENDS, "Start a missing member, or replace a lost one.", "pushrep status {at} --partitions"
+            Blocks.APPENDS,
+            "Partitions have fewer than `min_insync_replicas` in-sync members, and refuse `Acks.ALL`.",
+            "Start a missing member, or replace a lost one.",
+            "pushrep status {at} --partitions",
         ),
         "disk_full": ProblemKind(
-            Blocks.APPENDS, "Free space on the disk: appends then continue by themselves.", "pushrep log ls {at}"
+            Blocks.APPENDS,
+            "The disk is above `disk_full_percent`: appends are refused.",
+            "Free space on the disk: appends then continue by themselves.",
+            "pushrep log ls {at}{argument}",
         ),
-        # a log lost records that were on disk; its partition refuses appends
+        "log_stopped": ProblemKind(
+            Blocks.APPENDS,
+            "A partition's log refused its last append. The others go on.",
+            "Mend what the reason names. The log is tried again by itself, a minute after at the latest.",
+            "pushrep status {at} --partitions",
+        ),
         "damaged": ProblemKind(
-            Blocks.APPENDS, "Find out what is damaged before you change anything.", "pushrep log verify {at}"
+            Blocks.APPENDS,
+            "A log lost records that were on disk: its partition takes no appends, the rest can be read.",
+            "Find out what is damaged before you change anything.",
+            "pushrep log verify {at}{argument}",
         ),
-        # a node's log whose disk failed
+        "not_acknowledged": ProblemKind(
+            Blocks.ACKNOWLEDGEMENTS,
+            "Records are in the log, and their receipts have waited for more than five seconds.",
+            "Look which member or disk does not answer.",
+            "pushrep status {at} --partitions",
+        ),
         "log_offline": ProblemKind(
             Blocks.REPLICATION,
+            "The disk of a node's log failed, or refused the last write. The leader goes on without it.",
             "Check the node's log lines and its disk; then restart the node.",
-            "pushrep log verify {at}",
+            "pushrep log verify {at}{argument}",
         ),
-        # nothing could be shipped for longer than the limit
         "kafka_away": ProblemKind(
             Blocks.SHIPPING,
-            "Check whether the brokers answer; records wait in the outbox.",
+            "Nothing could be shipped for more than five seconds. Records wait in the outbox.",
+            "Check whether the brokers answer.",
             "pushrep status {at}",
         ),
-        # of a partition, for example because the topic refuses a record
         "shipping_stopped": ProblemKind(
-            Blocks.SHIPPING, "Let the topic accept the record, or skip it.", "pushrep outbox skip --help"
+            Blocks.SHIPPING,
+            "A partition is not shipped, for example because the topic refuses a record.",
+            "Let the topic accept the record, or skip it.",
+            "pushrep outbox skip --help",
         ),
-        # a node's log that an operator has to decide about
         "log_waits": ProblemKind(
-            Blocks.REPLICATION, "The node's log lines have the reason.", "pushrep log verify {at}"
+            Blocks.REPLICATION,
+            "A node's log and its leader's hold different records, or its leader has no more what it needs.",
+            "The node's log lines have the reason.",
+            "pushrep log verify {at}{argument}",
         ),
-        # found by the scrub, not repaired from another member yet
         "segment_damaged": ProblemKind(
             Blocks.NOTHING,
+            "The scrub found a sealed segment damaged, and no member has repaired it yet.",
             "A member that answers repairs it. Without one, list the damaged offsets.",
-            "pushrep log verify {at}",
+            "pushrep log verify {at}{argument}",
         ),
-        # no session with a member can begin, or its log is damaged
         "replica_away": ProblemKind(
             Blocks.REPLICATION,
+            "No session with a member can begin, or its log is damaged. The others go on.",
             "Check the node's log lines, and whether its address answers.",
             "pushrep status {at}",
         ),
-        # a replay that is behind, receives nothing, and holds back segments
         "replay_stalled": ProblemKind(
-            Blocks.NOTHING, "Restart its consumer, or end the session.", "pushrep replica stop-session {at} SESSION"
+            Blocks.NOTHING,
+            "A replay is behind and has received nothing for a minute. It holds segments back.",
+            "Restart its consumer, or end the session.",
+            "pushrep replica stop-session {at} {argument}",
         ),
-        # leases are broken and retention runs at once
         "disk_filling": ProblemKind(
-            Blocks.NOTHING, "Free space on the disk, or shorten retention.", "pushrep log ls {at}"
+            Blocks.NOTHING,
+            "The disk is above `disk_pressed_percent`: leases are broken, and retention runs at once.",
+            "Free space on the disk, or shorten retention.",
+            "pushrep log ls {at}{argument}",
         ),
-        # within two weeks, or it has expired
         "certificate_expires": ProblemKind(
-            Blocks.NOTHING, "Replace the certificate; a service reads it when it starts.", "pushrep status {at}"
+            Blocks.NOTHING,
+            "A certificate, or its CA's, expires within two weeks, or has.",
+            "Replace the certificate; a service reads it when it starts.",
+            "pushrep status {at}",
         ),
     }
 )
@@ -110,7 +141,7 @@ class Problem(NamedTuple):
     """One problem.
 
     name: in PROBLEMS. subject: what has it, for example `partition 3` or `topic orders`. why: a sentence. since_ms:
-    Unix time, None: unknown. blocks: None: as in PROBLEMS.
+    Unix time, None: unknown. blocks: None: as in PROBLEMS. argument: for its command.
     """
 
     name: str
@@ -118,6 +149,7 @@ class Problem(NamedTuple):
     why: str
     since_ms: int | None = None
     blocks: Blocks | None = None
+    argument: str = ""
 
     @property
     def blocked(self) -> Blocks:
@@ -139,7 +171,7 @@ class Problem(NamedTuple):
             "since_ms": self.since_ms,
             "blocks": self.blocked.value,
             "advice": kind.advice,
-            "command": kind.command.format(at=at),
+            "command": kind.command.format(at=at, argument=self.argument),
         }
 
 

@@ -1,5 +1,7 @@
 """A status for people: what `pushrep status` prints, from the JSON of `Status.as_dict`."""
 
+import shlex
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,10 +51,21 @@ def _head(found: Found) -> Iterator[str]:
     if scrubs:
         passes, damaged, repaired = (sum(one[name] for one in scrubs) for name in ("passes", "damaged", "repaired"))
         left = sum(len(one["findings"]) for one in scrubs)
-        yield f"scrub: passes {passes}, segments found damaged {damaged}, repaired {repaired}, damaged now {left}"
+        ended = [one["passed_ms"] for one in scrubs]
+        last = "none has ended" if None in ended else f"the last ended {duration(_age_ms(min(ended)))} ago"
+        yield (
+            f"scrub: passes {passes}, {last}; segments found damaged {damaged}, repaired {repaired}, damaged now {left}"
+        )
+    elif found["state"] in {"closed", "at rest"} and not any(one.get("writer_pid") for one in found.get("logs", ())):
+        at = shlex.quote(found["directory"] or found["place"])
+        yield f"nobody has it open, so nobody looks for damage: pushrep log verify {at}"
     for use, expires_s in found.get("certificates", {}).items():
         until = "its expiry can't be read" if expires_s is None else f"until {time_text(1000 * expires_s)}"
         yield f"certificate for {use}: {until}"
+
+
+def _age_ms(ms: int) -> int:
+    return max(0, time.time_ns() // 1_000_000 - ms)
 
 
 def _why(why: str | None) -> str:

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol, Self
 from filtering.replay_filter import FilterCounts
 from pushrep.status.problem import PROBLEMS, Blocks, Problem, certificate_problems
 
+REQUEST_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
+"""Of appends and of requests to replicas and brokers."""
+
 
 class CountsDurations(Protocol):
     """Counts durations in classes. `pushrep.log.disk.Durations` does."""
@@ -35,6 +38,22 @@ class Histogram(NamedTuple):
         read = [one.read() for one in many]
         counts = tuple(sum(column) for column in zip(*(counts for counts, _ in read), strict=True))
         return cls(tuple(many[0].bounds_s), counts, sum(sum_s for _, sum_s in read))
+
+
+class Sample(NamedTuple):
+    """A metric's value. name: in FAMILIES of metrics.py."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float | Histogram
+
+
+class Leads(NamedTuple):
+    """Who takes the records of an outbox: this process, or the member at `address` ("": nobody is known)."""
+
+    is_here: bool
+    member: int | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +84,22 @@ class Status:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing blocks appends: what /readyz answers."""
+        """Whether requests may be sent here: what /readyz answers."""
         return not any(one.blocked is Blocks.APPENDS for one in self.problems())
+
+    @property
+    def leads(self) -> Leads:
+        """What /leader answers."""
+        return Leads(is_here=False)
+
+    @property
+    def own(self) -> "Status":
+        """What metrics show of this process."""
+        return self
+
+    def elsewhere(self) -> Iterable[Sample]:
+        """Samples of other processes that this one answers for."""
+        return ()
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and the problems as values of JSON."""

@@ -151,6 +151,7 @@ class Reporter:
         self._query: str | None = None
         self._sums: FilterCounts | None = None
         self._batch_began_s = time.monotonic()
+        self._begun_ms = time.time_ns() // 1_000_000
 
     @classmethod
     @contextlib.contextmanager
@@ -202,7 +203,7 @@ class Reporter:
     def status(self, name: str, certificates: Mapping[str, int | None]) -> JobStatus:
         """What is wrong with the job, and its counts. name: of the job, in metrics."""
         begins = "the query has not begun: Spark is starting, or source, table and marks are being checked"
-        found = () if self._query is not None else (Problem("not_answering", f"job {name}", begins),)
+        found = () if self._query is not None else (Problem("not_answering", f"job {name}", begins, self._begun_ms),)
         counts = {} if self._query is None or self._sums is None else {self._query: self._sums}
         return JobStatus(name=name, counts=counts, certificates=certificates, found=found)
 

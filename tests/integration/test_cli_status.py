@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_pr
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import FOLLOW
 from pushrep.replicate import replica_node
+from pushrep.status import PROBLEMS, Problem
 from pushrep.wire.replay_messages import ReplayEndReason
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.programs import PythonProgram
@@ -162,6 +164,26 @@ def test_what_nobody_has_open_is_told_by_its_files(world, look):
     assert (of_copy["kind"], of_copy["logs"][0]["log_end_offset"]) == ("logs", 3)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_each_problems_command_runs_as_it_is_printed(tmp_path, name, world, capfd):
+    world.node(1)
+    of_node = {"log_offline", "log_waits", "damaged", "segment_damaged", "disk_full", "disk_filling"}
+    with open_outbox(world, 1) as outbox, HandoverSocket(world.nodes[1]):
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        home, copy = world.nodes[1].directory, f"/{outbox.identity.outbox_id}"
+        of_log = copy if name.startswith("disk_") else f"{copy} orders-0"
+        printed = [(outbox.directory, "")]
+        if name in of_node:
+            printed = [(home, of_log), (outbox.directory, of_log.removeprefix(copy))]
+        elif name == "replay_stalled":
+            printed = [(home, f"{7:016x}")]
+        for at, argument in printed:
+            command = Problem(name, "it", "so", argument=argument).as_dict(shlex.quote(str(at)))["command"]
+            program, *arguments = shlex.split(command)
+            assert (program, run(arguments)) == ("pushrep", 0), capfd.readouterr().err
+
+
 def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_3(tmp_path, look):
     with Outbox.open_slot(tmp_path / "w", "orders", 1, "p"), Outbox.open_slot(tmp_path / "w", "orders", 1, "p") as two:
         two.append(0, b"a").result(WAIT_S)
@@ -174,6 +196,40 @@ def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_3(tmp_pa
     assert mistyped["blocks"] == "nothing"
     assert (away["subject"], away["blocks"]) == ("127.0.0.1:1", "appends")
     assert "127.0.0.1:1" not in away["why"], "the subject says it"
+
+
+def test_what_nobody_knows_blocks_nothing_and_what_nobody_reads_is_said(tmp_path, look, capfd):
+    code, (empty,) = look(tmp_path)
+    assert (code, empty["kind"], [(one["problem"], one["blocks"]) for one in empty["problems"]]) == (
+        3, "unknown", [("not_answering", "nothing")],
+    )  # fmt: skip
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        assert run(["status", str(outbox.directory)]) == 0
+        assert "scrub: passes 0, none has ended;" in capfd.readouterr().out
+        outbox.log(0).scrub.run_pass()
+        assert run(["status", str(outbox.directory)]) == 0
+        assert "scrub: passes 1, the last ended 0." in capfd.readouterr().out
+    for place in (tmp_path / "o", tmp_path / "o" / "orders-0"):
+        assert run(["status", str(place)]) == 0
+        assert f"nobody looks for damage: pushrep log verify {place}\n" in capfd.readouterr().out
+
+
+def test_damage_that_an_opening_met_is_a_problem_with_its_time_and_its_log(tmp_path, look):
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        outbox.append_many(0, [b"a", b"b"]).result(WAIT_S)
+        outbox.append(0, b"c").result(WAIT_S)
+    segment = tmp_path / "o" / "orders-0" / f"{0:020d}.log"
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 0x10
+    segment.write_bytes(data)
+    (tmp_path / "o" / ".pushrep_cleanshutdown").unlink()
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        code, (found,) = look(outbox.directory)
+        assert (code, words(found)) == (1, ["damaged"])
+        (problem,) = found["problems"]
+        assert problem["since_ms"] > 0
+        assert problem["command"] == f"pushrep log verify {outbox.directory} orders-0"
 
 
 def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):

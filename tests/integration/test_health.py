@@ -1,9 +1,11 @@
 """/livez, /readyz and /metrics as probes and scrapers ask for them: of outboxes and nodes, plain and by TLS."""
 
+import errno
 import json
 import re
 import shutil
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,10 +14,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pushrep import Outbox
+from pushrep.cli.main import run
 from pushrep.cli.status import look_at
+from pushrep.env import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.kafka.destination import KafkaDestination
+from pushrep.outbox import DeliveryFailed
 from pushrep.outbox import status as outbox_status
 from pushrep.outbox.configured import outbox_settings
 from pushrep.replicate.certificates import mutual_tls
@@ -25,6 +30,7 @@ from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
 from tests.ports import reserve
 from tests.programs import PythonProgram
 from tests.support.outbox_arguments import outbox_arguments
+from tests.unit.gated_disk import GatedDisk
 
 PORT_0 = HealthSettings(listen="127.0.0.1:0")
 
@@ -45,6 +51,7 @@ def ready(url, tls=None):
     status, body = get(f"{url}/readyz", tls)
     answer = json.loads(body)
     assert answer["ready"] == (status == 200)
+    assert all(one["since_ms"] for one in answer["problems"] if one["problem"] != "not_answering"), answer
     return status, [one["problem"] for one in answer["problems"]], answer
 
 
@@ -65,7 +72,7 @@ def test_what_is_not_served_is_404_and_problems_decide_on_ready():
         for path in ("/", "/healthz", "/nonsense", "/livez/", "/metricsx", "/readyz/x"):
             assert get(server.url + path)[0] == 404, path
         assert get(f"{server.url}/readyz?verbose")[0] == 200
-        problems[:] = [Problem("kafka_away", "topic orders", "one"), Problem("replica_away", "member 2", "two")]
+        problems[:] = [Problem("kafka_away", "topic orders", "one", 1), Problem("replica_away", "member 2", "two", 2)]
         assert ready(server.url)[:2] == (200, ["kafka_away", "replica_away"]), "an operator's, not a probe's"
         problems.append(Problem("disk_full", "disk /", "three", 5))
         status, words, answer = ready(server.url)
@@ -112,7 +119,130 @@ def test_an_address_in_use_and_a_closed_outbox_are_said(tmp_path):
         get(f"{server.url}/livez")
 
 
-def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(world, free_port):
+class BadLogs(RealFilesystem):
+    """`fails` has (name of a log's directory, call of its files) and the error number."""
+
+    def __init__(self):
+        self.fails = {}
+
+    def open(self, path, **more):
+        return _BadFile(super().open(path, **more), path.parent.name, self.fails)
+
+
+class _BadFile:
+    def __init__(self, file, log, fails):
+        self._file, self._log, self._fails = file, log, fails
+
+    def __getattr__(self, name):
+        if (number := self._fails.get((self._log, name))) is not None:
+            raise OSError(number, "the disk is gone")
+        return getattr(self._file, name)
+
+
+def told(outbox):
+    """The problems as `pushrep status` tells them, and its exit code."""
+    return [(one["problem"], one["subject"]) for one in look_at(str(outbox.directory))[0]["problems"]], run(
+        ["status", str(outbox.directory)]
+    )
+
+
+def test_a_log_that_stopped_is_a_problem_from_its_first_refused_append_and_unready_if_all_are(tmp_path, free_port):
+    disk, url = BadLogs(), f"http://127.0.0.1:{free_port}"
+    health = HealthSettings(listen=f"127.0.0.1:{free_port}")
+    with Outbox.open(tmp_path / "o", "orders", 2, "billing", health=health, filesystem=disk) as outbox:
+        for partition in range(2):
+            outbox.append(partition, b"before").result(WAIT_S)
+        assert told(outbox) == ([], 0)
+        disk.fails["orders-0", "sync"] = errno.EIO
+        before_ms = time.time_ns() // 1_000_000
+        with pytest.raises(DeliveryFailed, match="the disk is gone"):
+            outbox.append(0, b"lost").result(WAIT_S)
+        status, words, answer = ready(url)
+        assert (status, words) == (200, ["log_stopped"]), "the other one takes appends"
+        assert told(outbox) == ([("log_stopped", "partition 0")], 1)
+        (problem,) = answer["problems"]
+        assert before_ms <= problem["since_ms"] <= time.time_ns() // 1_000_000
+        assert "the disk is gone" in problem["why"]
+        page = get(f"{url}/metrics")[1].decode()
+        assert re.search(r'pushrep_problem\{[^}]*problem="log_stopped"[^}]*\} 1.0', page)
+        assert re.search(r"pushrep_outbox_stopped_partitions\{[^}]*\} 1.0", page)
+        outbox.append(1, b"the other goes on").result(WAIT_S)
+        disk.fails["orders-1", "sync"] = errno.EIO
+        with pytest.raises(DeliveryFailed):
+            outbox.append(1, b"lost").result(WAIT_S)
+        assert ready(url)[:2] == (503, ["log_stopped"])
+        assert told(outbox) == ([("log_stopped", "2 of 2 partitions")], 1)
+        disk.fails.clear()
+
+
+def test_a_log_that_refuses_an_append_is_a_problem_until_it_takes_one(tmp_path, free_port, monkeypatch):
+    disk, url = BadLogs(), f"http://127.0.0.1:{free_port}"
+    health = HealthSettings(listen=f"127.0.0.1:{free_port}")
+    with Outbox.open(tmp_path / "o", "orders", 1, "billing", health=health, filesystem=disk) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        disk.fails["orders-0", "write_at"] = errno.EDQUOT
+        for _ in range(2):
+            with pytest.raises(DeliveryFailed, match="quota"):
+                outbox.append(0, b"refused").result(WAIT_S)
+            assert ready(url)[:2] == (200, ["log_stopped"]), "the next append may be taken"
+        monkeypatch.setattr(outbox_status, "PAUSE_MS", 0)
+        assert ready(url)[0] == 503
+        monkeypatch.setattr(outbox_status, "TRIED_AGAIN_MS", 0)
+        assert ready(url)[0] == 200, "without requests nobody would learn that it takes some again"
+        disk.fails.clear()
+        outbox.append(0, b"taken").result(WAIT_S)
+        assert ready(url)[:2] == (200, [])
+
+
+def test_workers_share_a_health_port_and_each_answers_for_all_of_them(tmp_path, free_port):
+    disk, url = BadLogs(), f"http://127.0.0.1:{free_port}"
+    given = {"health": HealthSettings(listen=f"127.0.0.1:{free_port}"), "filesystem": disk}
+
+    def until_both_answered(what):
+        """The system picks a worker by the connection, so of twenty each answers some."""
+        (answer,) = {what() for _ in range(20)}
+        return answer
+
+    with Outbox.open_slot(tmp_path, "orders", 1, "p", **given) as first:
+        with Outbox.open_slot(tmp_path, "orders", 1, "p", **given) as second:
+            for outbox in (first, second):
+                outbox.append(0, b"a").result(WAIT_S)
+            disk.fails["orders-0", "write_at"] = errno.EDQUOT
+            with pytest.raises(DeliveryFailed):
+                second.append(0, b"refused").result(WAIT_S)
+
+            def told():
+                status, _, answer = ready(url)
+                return status, *((one["problem"], one["subject"]) for one in answer["problems"])
+
+            assert until_both_answered(told) == (200, ("log_stopped", "slot-1, partition 0"))
+            appended = r'pushrep_append_records_total\{outbox="([^"]+)"[^}]*\} 1.0'
+            ids = {first.identity.outbox_id, second.identity.outbox_id}
+            seen = until_both_answered(lambda: tuple(sorted(re.findall(appended, get(f"{url}/metrics")[1].decode()))))
+            assert set(seen) == ids
+            disk.fails.clear()
+        assert ready(url)[:2] == (200, [])
+    with pytest.raises(urllib.error.URLError):
+        get(f"{url}/livez")
+
+
+def test_records_that_wait_for_a_disk_that_hangs_are_a_problem(tmp_path, free_port, monkeypatch):
+    disk, url = GatedDisk(), f"http://127.0.0.1:{free_port}"
+    health = HealthSettings(listen=f"127.0.0.1:{free_port}")
+    with Outbox.open(tmp_path / "o", "orders", 1, "billing", health=health, filesystem=disk) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        monkeypatch.setattr(outbox_status, "PAUSE_MS", 50)
+        with disk.hanging():
+            receipt = outbox.append(0, b"hangs")
+            wait_until(lambda: ready(url)[1] == ["not_acknowledged"], "it waits")
+            status, _, answer = ready(url)
+            assert (status, answer["problems"][0]["blocks"]) == (200, "acknowledgements")
+            assert answer["problems"][0]["why"] == "records wait for the disk"
+        receipt.result(WAIT_S)
+        assert ready(url)[1] == []
+
+
+def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(world, free_port, monkeypatch):
     health = HealthSettings(listen=f"127.0.0.1:{free_port}")
     url = f"http://127.0.0.1:{free_port}"
     for index in (1, 2):
@@ -120,15 +250,20 @@ def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(worl
         world.nodes[index].stop()
     with open_outbox(world, 1, 2, open_timeout_s=0.1, replica_lag_max_ms=200, health=health) as outbox:
         status, words, _ = ready(url)
-        assert (status, words[0]) == (503, "not_leading")
+        assert (status, words[0]) == (503, "not_leading"), "it never led"
+        assert get(f"{url}/leader")[0] == 503
         world.node(1)
         wait_until(lambda: ready(url)[0] == 200, "two of three are enough")
+        assert get(f"{url}/leader") == (200, b'{"leads": true, "member": 0, "address": ""}\n')
         wait_until(lambda: ready(url)[1] == ["replica_away"], "an operator is told of the third")
         world.nodes[1].stop()
         receipt = outbox.append(0, b"held by one alone")
-        wait_until(lambda: ready(url)[0] == 503, "one is too few")
-        assert ready(url)[1][0] == "under_min_insync"
+        wait_until(lambda: ready(url)[1][0] == "under_min_insync", "one is too few")
+        assert ready(url)[0] == 200, "members come back: the moment is no reason to send requests elsewhere"
+        monkeypatch.setattr(outbox_status, "PAUSE_MS", 0)
+        assert ready(url)[0] == 503
         world.node(1)
+        wait_until(lambda: ready(url)[0] == 200, "two are enough again")
         receipt.result(WAIT_S)
 
 
@@ -171,13 +306,15 @@ def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
     probe = ssl._create_unverified_context()  # as a kubelet
     scraper = mutual_tls(cert=made / "billing.pem", key=made / "billing.key", ca=made / "ca.pem")
     stranger = mutual_tls(cert=made / "stranger.pem", key=made / "stranger.key", ca=made / "ca.pem")
-    problems = (Problem("damaged", "partition 3", "bits"),)
+    problems = (Problem("damaged", "partition 3", "bits", 7),)
     with HealthServer(settings, lambda: PlaceStatus(found=problems), CollectorRegistry()) as server:
         assert get(f"{server.url}/livez", probe)[0] == 200
         status, _, answer = ready(server.url, probe)
-        assert (status, answer["problems"]) == (503, [{"problem": "damaged", "since_ms": None, "blocks": "appends"}])
+        assert (status, answer["problems"]) == (503, [{"problem": "damaged", "since_ms": 7, "blocks": "appends"}])
+        assert get(f"{server.url}/leader", probe) == (503, b'{"leads": false}\n')
         assert get(f"{server.url}/metrics", probe)[0] == 403
         assert ready(server.url, scraper)[2]["problems"][0]["subject"] == "partition 3"
+        assert get(f"{server.url}/leader", scraper)[1] == b'{"leads": false, "member": null, "address": ""}\n'
         assert get(f"{server.url}/metrics", scraper)[0] == 200
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
             get(f"{server.url}/livez", stranger)
@@ -187,6 +324,15 @@ def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
         assert ssl.get_server_certificate(server.address) == shown, "the last one that could be used"
         shutil.copy(made / "elsewhere.pem", made / "mine.pem")
         assert ssl.get_server_certificate(server.address) != shown, "renewed, without a restart"
+
+
+def test_probes_need_no_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as if it was not installed
+    monkeypatch.delitem(sys.modules, "pushrep.status.metrics", raising=False)
+    with HealthServer(PORT_0, PlaceStatus) as server:
+        assert (get(f"{server.url}/livez")[0], ready(server.url)[0], get(f"{server.url}/leader")[0]) == (200, 200, 503)
+        status, why = get(f"{server.url}/metrics")
+        assert (status, why) == (404, b"no metrics: install pushrep with the extra metrics\n")
 
 
 def test_a_node_answers_for_its_health_and_for_nothing_else(tmp_path):

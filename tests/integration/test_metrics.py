@@ -81,6 +81,9 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
         assert scrape.value("pushrep_high_watermark", partition="0") == 5
         assert scrape.value("pushrep_log_end_offset", partition="1", topic="orders") == 5
         assert scrape.value("pushrep_in_sync_members", partition="1") == 3
+        assert scrape.value("pushrep_replica_partition_lag_records", partition="1", replica="2") == 0
+        for replica in ("1", "2"):
+            assert scrape.value("pushrep_replica_request_duration_seconds_count", replica=replica) >= 1
         assert scrape.value("pushrep_outbox_in_sync_members_min") == 3
         assert scrape.value("pushrep_outbox_state", state="leading") == 1
         assert scrape.value("pushrep_outbox_state", state="resigned") == 0
@@ -100,6 +103,7 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
         wait_until(lambda: sum(not_caught_up(Scrape(url))) >= left_before + 2, "and that is counted")
         scrape = Scrape(url)
         assert scrape.value("pushrep_replica_lag_records", address=far) == 2
+        assert scrape.values("pushrep_replica_partition_lag_records", replica="2") == [1, 1]
         assert 6000 <= scrape.value("pushrep_replica_lag_bytes", address=far) <= 6000 + 2 * 4500
         assert scrape.value("pushrep_replica_lag_seconds", replica="2") > 0
         assert scrape.value("pushrep_replica_in_sync_partitions", replica="2") == 0

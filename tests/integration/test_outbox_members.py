@@ -16,6 +16,7 @@ from pushrep.cli.main import run
 from pushrep.election.errors import BadGrant
 from pushrep.outbox import CommandRefused, OutboxDiffers
 from pushrep.outbox.control import CallRefused, ask
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -237,6 +238,23 @@ def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
         code, _, errors = pushrep("replica", "add", alone.directory, "127.0.0.1:1")
         assert code == 1
         assert "open it with replicas=['HOST:PORT']" in errors
+
+
+def test_where_the_outbox_is_another_members_or_a_nodes_that_is_said(world, pushrep):
+    world.node(1)
+    node = world.nodes[1]
+    with open_outbox(world, 1) as outbox, HandoverSocket(node):
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        copy = node.directory / outbox.identity.outbox_id
+        code, _, errors = pushrep("replica", "add", copy, "127.0.0.1:1")
+        assert code == 1
+        whose = f"member 1's copy of outbox {outbox.identity.outbox_id} of topic orders, which member 0 leads"
+        assert f"it is {whose}: run this in the directory of that member's service" in errors
+        code, _, errors = pushrep("replica", "add", node.directory, "127.0.0.1:1")
+        assert code == 1
+        assert "it is a node's directory: name the directory of the service whose outbox it is" in errors
+        assert f"pushrep status {node.directory} shows whose copies it keeps" in errors
 
 
 def test_a_change_that_was_interrupted_goes_on_after_the_next_open(world):

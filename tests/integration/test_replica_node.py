@@ -292,12 +292,16 @@ def test_the_epoch_of_many_sessions_is_brought_to_disk_together_or_else_by_each(
 def test_a_disk_error_takes_one_log_offline_and_it_comes_back(start):
     disk = _OneBadLog()
     other = TopicIdPartition(uuid4(), "orders", 1)
-    with ReplicaClient(start(filesystem=disk).address) as client:
+    node = start(filesystem=disk)
+    with ReplicaClient(node.address) as client:
         epoch = describe(client, TP, other).replica_epoch
         disk.is_broken = True
         bad, good = push(client, part(epoch, 0, b"a"), part(epoch, 0, b"a", tp=other))
         assert (bad.error_code, good.error_code) == (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NONE)
         assert good.log_end_offset == 1
+        (problem,) = (status := node.status()).problems()
+        assert (problem.name, status.is_ready) == ("log_offline", True), "the node serves its other logs"
+        assert problem.since_ms > 0
         disk.is_broken = False
         assert describe(client, TP).logs[0].error_code is ErrorCode.NONE
         assert push(client, part(epoch, 0, b"a"))[0].log_end_offset == 1

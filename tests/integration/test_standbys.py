@@ -377,6 +377,32 @@ def test_why_it_could_not_open_is_told_though_its_probes_find_their_address_take
             assert b" 200 " in probe.recv(100)
 
 
+def test_each_instance_says_who_leads(members):
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+
+    def leader(instance_address):
+        with socket.create_connection(instance_address, WAIT_S) as probe:
+            probe.sendall(b"GET /leader HTTP/1.0\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: probe.recv(1000), b"")).partition(b"\r\n\r\n")
+            return int(head.split()[1]), json.loads(body)
+
+    with reserve() as one, reserve() as two:
+        places = [held.getsockname() for held in (one, two)]
+        first, second = (
+            Instance(members.data[index], health=HealthSettings(listen=f"127.0.0.1:{places[index][1]}"))
+            for index in (0, 1)
+        )
+        try:
+            first.wait_until_it_leads()
+            second.wait_for("was in contact")
+            assert leader(places[0]) == (200, {"leads": True, "member": 0, "address": ""})
+            address = next(member.address for member in granted.members if member.index == 0)
+            assert leader(places[1]) == (503, {"leads": False, "member": 0, "address": address})
+        finally:
+            first.end()
+            second.end()
+
+
 def test_a_look_that_began_before_another_was_promoted_takes_nothing_from_it(members):
     granted = create_outbox(members.data[0], members.addresses, "orders")
     first, second, promoted = Instance(members.data[0]), None, []

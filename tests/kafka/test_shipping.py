@@ -268,6 +268,7 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
             }
 
         assert samples()["pushrep_destination_lag_records"] == 1
+        assert samples()["pushrep_destination_partition_lag_records"] == 1
         assert samples()["pushrep_destination_lag_bytes"] > 0
         wait_until(lambda: samples()["pushrep_destination_in_trouble"] == 1, "the first attempt has failed")
     with opened(1) as outbox:
@@ -275,6 +276,8 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
         logs, pid = logs_of(outbox), outbox.pid
         assert samples()["pushrep_destination_shipped_records_total"] == 1
         assert samples()["pushrep_destination_shipped_bytes_total"] > 0
+        assert samples()["pushrep_destination_partition_lag_records"] == 0
+        assert samples()["pushrep_destination_request_duration_seconds_count"] == 1
         assert samples()["pushrep_destination_connections_total"] >= 1
         assert samples()["pushrep_destination_trouble_seconds"] == 0
     assert_all_visible_once(broker, topic, logs, pid, 1)

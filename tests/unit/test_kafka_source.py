@@ -360,7 +360,7 @@ def test_waiting_tells_what_stands_in_the_way(log):
     assert (lag.records, lag.stopped, lag.trouble) == (2, (), "no broker answers")
     assert lag.size_bytes > 0
     assert lag.age_ms > 0
-    shipped.sources[0].stop("too large", 0)
+    shipped.sources[0].stop("too large", 0, 0)
     with pytest.raises(ShippingStopped, match="offset 0: too large"):
         shipped.wait({0: 2}, None, None)
     shipped.sources[0].on_acknowledged(2, 0, 2)

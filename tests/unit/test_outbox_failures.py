@@ -175,7 +175,7 @@ def test_a_full_disk_fails_receipts_and_gives_their_offsets_back():
             receipt.result(60)  # it resolved once, and says so again
         disk.capacity_bytes = None
         assert outbox.append(0, b"after").result(60) == 1
-        (counts,) = outbox.facts.appends
+        counts = outbox.facts.appenders[0].counts
         assert (counts.records, counts.batches, sum(counts.failed.values())) == (2, 2, 1), "the metrics' numbers"
         assert values_and_keys(outbox) == [
             (value, StreamMetadata(outbox.pid, 0, offset)) for offset, value in enumerate([b"before", b"after"])

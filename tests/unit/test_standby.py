@@ -235,6 +235,8 @@ def test_a_process_that_stands_by_answers_probes_and_is_not_ready(tmp_path):
             (problem,) = json.loads(body)["problems"]
             assert (code, problem["problem"]) == (503, "not_leading")
             assert problem["why"].startswith("waiting: the outbox is not made yet")
+            assert problem["since_ms"] > 0
+            assert get(listen, "/leader") == (503, b'{"leads": false, "member": null, "address": ""}\n')
             code, body = get(listen, "/metrics")
             assert code == 200
             assert b"pushrep_build_info" in body

@@ -1,0 +1,124 @@
+"""docs/troubles.md, made from the code: python -m tests.house.troubles_page > docs/troubles.md"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pushrep.status import PROBLEMS
+from tests.house.figures import error_classes, nodes, sources
+from tests.house.statements_page import ROOT, held_by
+
+
+class Fault(NamedTuple):
+    """A row of the last table. tests: `file: names`, as in statements.toml."""
+
+    fault: str
+    stops: str
+    goes_on: str
+    ends: str
+    tests: str
+
+
+FAULTS = (
+    Fault(
+        "a log's disk fails: a sync or a write returns an error",
+        "appends to that partition",
+        "the other partitions; reading, shipping and pushing of all",
+        "the log is opened again by itself",
+        "test_health: test_a_log_that_stopped_is_a_problem_from_its_first_refused_append_and_unready_if_all_are",
+    ),
+    Fault(
+        "the system refuses a write: no room, a quota, too few descriptors",
+        "that append",
+        "the next append, and everything else",
+        "the next append that the system takes",
+        "test_health: test_a_log_that_refuses_an_append_is_a_problem_until_it_takes_one",
+    ),
+    Fault(
+        "the disk hangs",
+        "receipts of that disk's partitions",
+        "appends, until `buffer_bytes` are waiting",
+        "the disk's answer",
+        "test_health: test_records_that_wait_for_a_disk_that_hangs_are_a_problem",
+    ),
+    Fault(
+        "fewer than `min_insync_replicas` members are in sync",
+        "appends with `Acks.ALL`; `/readyz` is 503 after five seconds",
+        "shipping of what is acknowledged, reading",
+        "enough members, without a restart",
+        "test_health: test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads",
+    ),
+    Fault(
+        "Kafka is away",
+        "shipping",
+        "appends; `/readyz` stays 200",
+        "a broker that answers",
+        "test_health: test_a_kafka_away_for_longer_than_the_limit_is_a_problem_and_ready",
+    ),
+    Fault(
+        "a node's log fails",
+        "pushing to that copy",
+        "the node's other logs; the leader and its other members",
+        "the leader's next session",
+        "test_replica_node: test_a_disk_error_takes_one_log_offline_and_it_comes_back",
+    ),
+)
+HEAD = """\
+# Troubles
+
+Made from the code by `python -m tests.house.troubles_page`; a test compares the two. Search it for the
+name of a problem or of an error.
+
+## Problems
+
+What `pushrep status`, `/readyz`, the metric `pushrep_problem`, the [alerts](alerts.md) and the [console](console.md)
+show, worst first. DIRECTORY is the place that shows it.
+
+| problem | blocks | what it is | what to do | next command |
+|---|---|---|---|---|
+"""
+ERRORS = """
+## Errors
+
+Each is named for what the caller does next, and has the facts as fields.
+
+| error | |
+|---|---|
+"""
+STOPS = """
+## What stops, what goes on, what ends it
+
+| fault | stops | goes on | ends with | test |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    problems = (
+        f"| `{name}` | {kind.blocks.value} | {kind.means} | {kind.advice} "
+        f"| `{kind.command.format(at='DIRECTORY', argument='SESSION' * (name == 'replay_stalled'))}` |\n"
+        for name, kind in PROBLEMS.items()
+    )
+    errors = (f"| `{name}` | {text} |\n" for name, text in sorted(errors_told()))
+    faults = (f"| {' | '.join(one[:-1])} | {_named(one.tests)} |\n" for one in FAULTS)
+    return "".join([HEAD, *problems, STOPS, *faults, ERRORS, *errors])
+
+
+def errors_told() -> Iterator[tuple[str, str]]:
+    """Name and first paragraph of each public error class."""
+    where = error_classes()
+    for module, path in sources().items():
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and module in where.get(node.name, ()) and not node.name.startswith("_"):
+                text = (ast.get_docstring(node) or "").split("\n\n")[0]
+                yield node.name, " ".join(text.split()).replace("|", "\\|")
+
+
+def _named(tests: str) -> str:
+    return " ".join(f"`{path.relative_to(ROOT)}::{name}`" for path, name in held_by(["", "", tests]))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
