@@ -114,7 +114,7 @@ from pushrep.log.directory_id import (
 from pushrep.log.disk import DiskHeadroom, DiskWatch, ManyFiles
 from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
-from pushrep.log.published import LogOffsets, PublishedEntry, PublishedFile, PublishedState
+from pushrep.log.published import Ends, PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.records.header import OFFSET_MAX
@@ -658,6 +658,11 @@ class DirectoryView:
         self._directory, self._entry = directory, entry
         self._closed = False
 
+    def look_again(self) -> None:
+        """Its log, stopped by a failure, is about to be recovered in place: as after a kill of this process."""
+        self.clean, self.published_before = None, self._entry.state()
+        self.seen_to = seen_to(self.published_before, None, self.recovery_point)
+
     @property
     def recovery_point(self) -> int | None:
         """First offset not known to be on disk, as remembered; None if the log has none."""
@@ -695,7 +700,7 @@ class DirectoryView:
         """How many bytes one log's newest file may be allocated ahead of its data."""
         return self._directory.ahead_bytes_max()
 
-    def publish(self, ends: LogOffsets, leader_epoch: int) -> None:
+    def publish(self, ends: Ends, leader_epoch: int) -> None:
         """Publish these offsets to readers in other processes: no system call, about a microsecond."""
         if self._closed or self._directory.forked:
             self._check_open()

@@ -127,9 +127,16 @@ _REMEDIES = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "raise the user's quota",
     errno.EFBIG: "raise the process's file size limit (ulimit -f) or lower segment_bytes",
-    errno.EROFS: "mount the file system writable",
-    errno.EOVERFLOW: "begin a new log",
+    errno.EMFILE: "raise the process's limit of open files (ulimit -n) or lower open_files_max",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.ENOMEM: "free memory",
+    errno.EAGAIN: "free memory",
 }
+
+
+SHORTAGES = frozenset(_REMEDIES)
+"""What the system is short of for a moment: a call that it refuses so has done nothing, except a sync."""
+_REMEDIES |= {errno.EROFS: "mount the file system writable", errno.EOVERFLOW: "begin a new log"}
 
 
 def append_remedy(cause: OSError) -> str:
@@ -139,7 +146,7 @@ def append_remedy(cause: OSError) -> str:
 
 class AppendFailed(PushrepError):
     """The system refused the write. Nothing of it remains, and its offsets are free again: mend the cause, then append
-    again.
+    again. What can't be removed now is removed before the next append.
 
     `errno` is the system's number, for example ENOSPC.
     """

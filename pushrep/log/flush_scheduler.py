@@ -410,6 +410,11 @@ class CommitRequest:
         self.result: AppendResult | None = None
         self.error: BaseException | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Neither written nor refused."""
+        return self.result is None and self.error is None
+
     def written(self) -> None:
         """The batches were written, at their stamped offsets."""
         self.result = AppendResult(self.batches[0].header.base_offset, self.batches[-1].header.next_offset - 1)
@@ -431,11 +436,11 @@ def may_be_interrupted() -> bool:
 def write_each(requests: Sequence[CommitRequest], write: Callable[[Sequence[RecordBatch]], None]) -> None:
     """Write the requests at once or, if that fails, one by one, so that each has its own result.
 
-    `write` writes all or nothing. Its errors are the requests' results; none is raised.
+    `write` writes all or nothing. Its errors are the requests' results; others are raised.
     """
     try:
         write([batch for one in requests for batch in one.batches])
-    except BaseException as error:  # noqa: BLE001 - its caller would wait for ever, whatever it was
+    except (OSError, PushrepError, MemoryError) as error:
         for one in requests:
             if len(requests) > 1:
                 write_each([one], write)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from pushrep.records.header import Column
 
 PENDING_MAX = 64
 """512 bytes of offset index. With small batches an entry covers 4 KiB, so a reader scans 256 KiB too much at most."""
+
+IndexMark: TypeAlias = tuple[int, tuple[int, int] | None]
+"""How many entries an index has, and the newest."""
 
 _BLOCK = 64
 """A range of so few entries is read in one system call, where a binary search would need six."""
@@ -171,6 +174,18 @@ class IndexFile:
         if self._written and not self._pending:
             with self._opened() as file:
                 self._last = self._read(file, self._written - 1) if file is not None else None
+
+    def mark(self) -> IndexMark:
+        """Its end, for `rewind`."""
+        return self._written + len(self._pending), self._last
+
+    def rewind(self, mark: IndexMark) -> None:
+        """Drop the entries that were added since `mark`. Opens no file: the next `write` cuts it."""
+        count, self._last = mark
+        del self._pending[max(0, count - self._written) :]
+        if count < self._written:
+            self._written, self._ragged = count, True
+            self._dropped.clear()
 
     def floor(self, key: int) -> tuple[int, int] | None:
         """The last entry in the file whose first number is at most `key`; None if there is none."""

@@ -84,6 +84,10 @@ class LogOffsets(NamedTuple):
         return min(self.flushed, self.high_watermark)
 
 
+Ends: TypeAlias = tuple[int, int, int, int, Damaged | None]
+"""LogOffsets, or its fields."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedState:
     """The last state that a log's writer published. An end offset is the next one, not the last."""
@@ -113,7 +117,7 @@ class PublishedEntry:
         # Of any boot, because a leftover with a higher sequence would win over a new slot.
         self._sequence = max((fields[0] for fields in _valid_slots(mapped, position)), default=0)
 
-    def publish(self, ends: LogOffsets, leader_epoch: int) -> None:
+    def publish(self, ends: Ends, leader_epoch: int) -> None:
         """Publish; about a microsecond, no system call."""
         self._sequence = sequence = self._sequence + 1
         start, end, flushed, high_watermark, _ = ends

@@ -32,7 +32,7 @@ from pushrep.env import File, Filesystem, file_size
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.indexes import IndexFile
+from pushrep.log.indexes import IndexFile, IndexMark
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.walk import (
     CleanEnd,
@@ -88,8 +88,8 @@ class SegmentMark(NamedTuple):
     """The end of a segment before a write, to which `rewind` goes back if the write fails."""
 
     tail: _Tail
-    index_entries: int
-    time_entries: int
+    offsets: IndexMark
+    times: IndexMark
 
 
 class Segment:
@@ -264,21 +264,20 @@ class Segment:
 
     def mark(self) -> SegmentMark:
         """The segment's end, for `rewind`."""
-        return SegmentMark(self._tail.copy(), len(self.index), len(self.time_index))
+        return SegmentMark(self._tail.copy(), self.index.mark(), self.time_index.mark())
 
     def rewind(self, mark: SegmentMark) -> None:
-        """Cut what was written since `mark`, durably: else a power cut could bring refused records back.
-
-        Raises OSError.
-        """
+        """Forget what was appended since `mark`. Calls no system; the caller then calls `cut_back`."""
         self._unwritten.clear()
         self._headers = self._pending_headers = None
-        self.file.truncate(mark.tail.size_bytes)
-        self.file.sync()
-        self._allocated = mark.tail.size_bytes
-        self.index.keep(mark.index_entries)
-        self.time_index.keep(mark.time_entries)
+        self.index.rewind(mark.offsets)
+        self.time_index.rewind(mark.times)
         self._tail = mark.tail.copy()
+
+    def cut_back(self) -> None:
+        """Cut the file at the segment's end; the caller syncs it. Raises OSError."""
+        self.file.truncate(self._tail.size_bytes)
+        self._allocated = self._tail.size_bytes
 
     def walk(
         self,

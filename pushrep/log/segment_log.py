@@ -27,12 +27,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
 from filtering.closing import ClosedAtExit
@@ -93,13 +93,47 @@ class Attached:
     lost: "_Lost | None" = None
 
 
-OpenedLog: TypeAlias = tuple[UUID, RecoveryReport, LogWriter, BatchReader, BackgroundTasks]
+class OpenedLog(NamedTuple):
+    """The parts of an open log."""
+
+    log_id: UUID
+    recovery: RecoveryReport
+    writer: LogWriter
+    reader: BatchReader
+    background: BackgroundTasks
+    derived: DerivedStores
 
 
 def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     """Open the log of `context`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = context.config, context.view, context.filesystem
     derived = DerivedStores(attached.derived)
+    loaded = load_log(context, derived, attached)
+    recovered, report = loaded.recovered, loaded.recovered.report
+    view.open_files.limit = config.open_files_max
+    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
+    writer = LogWriter(context, recovered, loaded.epochs, background, loaded.watermark, is_unlisted=loaded.is_unlisted)
+    reader = BatchReader(filesystem, view.path, writer)
+    retention = Retention(writer, reader, derived, config, view.path, view.reserve, filesystem, context.clock)
+    for name, needed_from in (attached.holders or {}).items():
+        retention.hold(name, needed_from)
+    background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
+    return OpenedLog(loaded.log_id, report, writer, reader, background, derived)
+
+
+class _Loaded(NamedTuple):
+    """A log as it is on disk: recovered, with its epochs, high watermark, and derived stores that agree with it."""
+
+    log_id: UUID
+    recovered: Recovered
+    epochs: LeaderEpochs
+    watermark: int | None
+    is_unlisted: bool
+
+
+def load_log(context: LogContext, derived: DerivedStores, attached: Attached) -> _Loaded:
+    """Recover the log of `context`. Raises as SegmentLog.open."""
+    view = context.view
     recovered, log_id, kept_epochs = _load(context, derived, attached)
     report = recovered.report
     try:
@@ -111,22 +145,14 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
         found = _RecoveredLog(recovered)
         if derived:
             derived.settle(found.bounds(), epochs)
-            derived.dispatch(BatchReader(filesystem, view.path, found), found.bounds())
+            derived.dispatch(BatchReader(context.filesystem, view.path, found), found.bounds())
     except BaseException:
         recovered.active.close()
         raise
-    view.open_files.limit = config.open_files_max
-    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
     watermark = None
     if attached.has_replicas:
         watermark = min(max(view.known_watermark, report.log_start_offset), report.log_end_offset)
-    writer = LogWriter(context, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
-    reader = BatchReader(filesystem, view.path, writer)
-    retention = Retention(writer, reader, derived, config, view.path, view.reserve, filesystem, context.clock)
-    for name, needed_from in (attached.holders or {}).items():
-        retention.hold(name, needed_from)
-    background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
-    return log_id, report, writer, reader, background
+    return _Loaded(log_id, recovered, epochs, watermark, is_unlisted)
 
 
 _SHARED_MS = 1000
@@ -154,14 +180,15 @@ class _RecoveredLog:
 class _Lost:
     """How far a log was known to reach before its opening, and the callback if it does not any more."""
 
-    def __init__(self, directory: LogDirectory, name: str, on_lost: Callable[[int], object]) -> None:
-        self._high_watermark = directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0
-        self._seen, self._on_lost = directory.seen_to(name), on_lost
+    def __init__(self, directory: LogDirectory, name: str, on_lost: Callable[[int], object], held: int = 0) -> None:
+        """held: the high watermark that this process knows."""
+        self._high_watermark = max(held, directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0)
+        self._seen, self.on_lost = directory.seen_to(name), on_lost
 
     def check(self, log_end_offset: int, *, is_damaged: bool = False) -> None:
         known = max(self._high_watermark, self._seen, log_end_offset + 1) if is_damaged else self._high_watermark
         if known > log_end_offset:
-            self._on_lost(known)
+            self.on_lost(known)
 
 
 class _Checkpoints:
@@ -301,12 +328,12 @@ class SegmentLog(ClosedAtExit):
             raise BadArgument("SegmentLog", "is made by SegmentLog.open(directory)")
         return super().__new__(cls)
 
-    def __init__(self, directory: LogDirectory, context: LogContext, opened: OpenedLog) -> None:
+    def __init__(self, directory: LogDirectory, context: LogContext, attached: Attached, opened: OpenedLog) -> None:
         """Use `SegmentLog.open`."""
-        self._directory, self._context = directory, context
+        self._directory, self._context, self._attached = directory, context, attached
         self.path: Path = context.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
-        self.log_id, self.recovery, self._writer, self._reader, self._background = opened
+        self.log_id, self.recovery, self._writer, self._reader, self._background, self._derived = opened
         self.cuts = self.quarantines = 0
         """How often it was truncated, and how often damage was quarantined, since it was opened."""
         config = context.config
@@ -360,7 +387,7 @@ class SegmentLog(ClosedAtExit):
                 attached = Attached(
                     derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas, lost=lost
                 )
-                return cls(shared, context, view.reserve.call(lambda: open_log(context, attached)))
+                return cls(shared, context, attached, view.reserve.call(lambda: open_log(context, attached)))
             except BaseException:
                 view.close()
                 raise
@@ -368,6 +395,42 @@ class SegmentLog(ClosedAtExit):
             with suppress(OSError):  # the first error is the one to raise
                 shared.release()
             raise
+
+    @property
+    def stopped_by(self) -> BaseException | None:
+        """The failure (a sync, EIO, a read-only disk) after which the log takes no appends until `reopen`, if any."""
+        return self._checked_writer().stopped_by
+
+    def when_stopped(self, call: Callable[[BaseException], object]) -> None:
+        """Call `call(failure)`, which must not wait, whenever a failure stops the log."""
+        self._checked_writer().on_stopped = call
+
+    def reopen(self) -> None:
+        """Open the log again in place after a failure has stopped it, as after a crash: it ends where recovery finds
+        its end, never below `flushed_offset`. Readers, holders and leases stay. Else does nothing.
+
+        Nobody may append or flush meanwhile. Raises what `open` raises of the files (LogPoisoned, OSError, CorruptLog):
+        it is still stopped then.
+        """
+        writer, context, attached, lost = self._checked_writer(), self._context, self._attached, self._attached.lost
+        if writer.stopped_by is None:
+            return
+
+        def recover() -> tuple[Recovered, LeaderEpochs, int | None, bool]:
+            held = writer.high_watermark
+            context.view.look_again()
+            known = lost and _Lost(self._directory, self.path.name, lost.on_lost, held)
+            again = replace(attached, lost=known)
+            loaded = context.view.reserve.call(lambda: load_log(context, self._derived, again))
+            self.recovery = loaded.recovered.report
+            return loaded.recovered, loaded.epochs, loaded.watermark, loaded.is_unlisted
+
+        with self._background.retention.paused():
+            writer.reopen(recover)
+        self._background.retention.forget()
+        self._reader.forget()
+        for found in self.recovery.damaged_segments:
+            self.scrub.report(writer, found)
 
     @classmethod
     def open_reader(
@@ -440,7 +503,9 @@ class SegmentLog(ClosedAtExit):
         """Why an append would be refused now; empty if it would not."""
         writer = self._checked_writer()
         if not writer.is_writable:
-            return f"{self.path} takes no more records: a sync failed, or it is damaged"
+            failure = writer.stopped_by
+            why = "it is damaged" if failure is None else f"a sync failed, or a write that can't be undone: {failure}"
+            return f"{self.path} takes no records: {why}"
         if self.disk.level(self._context.config.disk_limits) is DiskLevel.FULL:
             return str(above_limit(self.path, self.disk.usage, self._context.config.disk_limits))
         return ""

@@ -40,7 +40,7 @@ from threading import get_ident
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.env import Clock, Filesystem
+from pushrep.env import Clock, File, Filesystem
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail, remove_segments
@@ -48,6 +48,7 @@ from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, write_leader_epochs
 from pushrep.log.disk import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
+    SHORTAGES,
     AppendFailed,
     LogClosed,
     LogDamaged,
@@ -65,7 +66,7 @@ from pushrep.log.flush_scheduler import (
     GroupCommitLeader,
     write_each,
 )
-from pushrep.log.published import Damaged, LogOffsets
+from pushrep.log.published import Damaged, Ends, LogOffsets
 from pushrep.log.reader import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.retention import BackgroundTasks
@@ -119,28 +120,14 @@ class LogWriter:
         *,
         is_unlisted: bool = False,
     ) -> None:
-        self._is_unlisted = is_unlisted
-        self._watermark = watermark  # before anything is published to readers
         self.log_id: UUID | None = recovered.log_id
         """The id in partition.metadata."""
         self.path: Path = context.view.path
         """The log's directory."""
         self._ahead_bytes_max = context.view.ahead_bytes_max
         self._context, self._config, self._background = context, context.config, background
-        self._active = recovered.active
-        self._bases = recovered.bases
-        self._epochs = epochs
-        self.log_start_offset = recovered.report.log_start_offset
-        # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
-        self.log_end_offset = self.flushed_offset = recovered.active.next_offset
-        report, active = recovered.report, recovered.active
-        self.damage: Damaged | None = None
-        if report.damaged_from is not None:
-            self.damage = Damaged(report.damaged_from, active.path, active.size_bytes, report.damage or "")
-        self._poison: BaseException | None = None
         self._revision = 0
         self.is_closed = self._ended = False
-        self._unflushed_bytes = 0
         self._lock = threading.Lock()
         self._leader = GroupCommitLeader()
         self._requests: list[CommitRequest] = []
@@ -148,14 +135,63 @@ class LogWriter:
         """Called under the lock with the base offset of a segment that rolled without a seal."""
         self.cuts = 0
         """How often the log was cut or begun anew since it was opened."""
+        self.on_stopped: Callable[[BaseException], object] = lambda _failure: None
+        """Called with the failure that stops the log, perhaps under the lock. It must not wait."""
+        self._reopened_after: BaseException | None = None
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
-        self._changed = recovered.active.size_bytes == 0  # else the files have their final form
-        self._active.close()  # opened again by the first append
         self._flush_scheduler = FlushScheduler(self, context.config, context.clock)
+        self._begin(recovered, epochs, watermark, is_unlisted=is_unlisted)
+
+    def _begin(self, recovered: Recovered, epochs: LeaderEpochs, watermark: int | None, *, is_unlisted: bool) -> None:
+        report, active = recovered.report, recovered.active
+        self._active, self._bases = active, recovered.bases
+        self._epochs, self._is_unlisted, self._watermark = epochs, is_unlisted, watermark
+        self.log_start_offset = report.log_start_offset
+        # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
+        self.log_end_offset = self.flushed_offset = active.next_offset
+        self.damage: Damaged | None = None
+        if report.damaged_from is not None:
+            self.damage = Damaged(report.damaged_from, active.path, active.size_bytes, report.damage or "")
+        self._poison: BaseException | None = None
+        self._unflushed_bytes = 0
+        self._has_leftover = self._has_new_names = False  # of a refused append; in the directory, too
+        self._changed = active.size_bytes == 0  # else the files have their final form
+        active.close()  # opened again by the first append
         if recovered.has_news:
             self._flush_scheduler.schedule()  # write the new recovery point soon
         self._publish(self.flushed_offset)
+
+    @property
+    def stopped_by(self) -> BaseException | None:
+        """The failure after which the log takes nothing until it is opened again; None if there was none."""
+        return self._poison
+
+    def reopen(self, recover: Callable[[], tuple[Recovered, LeaderEpochs, int | None, bool]]) -> None:
+        """Go on with what `recover` finds on disk, after a failure has stopped the log; else do nothing.
+
+        recover: recovers the files, as an opening does, and gives what `__init__` takes of it. While it runs, the log
+        ends for readers where it is known to be on disk. Raises its errors.
+        """
+        with self._leader.held(), self._lock:
+            self.check_open()
+            if self._poison is None:
+                return
+            if self._has_leftover:
+                self._remove_leftover()  # recovery would take it for records
+            for segment in (*self._retired, self._active):
+                segment.close()
+            self._retired.clear()
+            self.cuts += 1
+            end, self.log_end_offset = self.log_end_offset, self.flushed_offset
+            self._publish(self.flushed_offset)
+            try:
+                recovered, epochs, watermark, is_unlisted = recover()
+            except BaseException:
+                self.log_end_offset = end
+                raise
+            self._reopened_after = self._poison
+            self._begin(recovered, epochs, watermark, is_unlisted=is_unlisted)
 
     @property
     def high_watermark(self) -> int:
@@ -181,15 +217,16 @@ class LogWriter:
 
     def ends(self) -> LogOffsets:
         """The log's ends, as they are published to readers in other processes."""
-        return self._ends(self.flushed_offset)
+        return LogOffsets(*self._ends(self.flushed_offset))
 
-    def _ends(self, flushed_offset: int) -> LogOffsets:
+    def _ends(self, flushed_offset: int) -> Ends:
+        # A plain tuple: with each append a LogOffsets would cost as much as packing it.
         end, watermark, damage = self.log_end_offset, self._watermark, self.damage
         if damage is not None:
             view = self._context.view
             end = flushed_offset = max(view.seen_to, view.known_on_disk or 0, end + 1)
             watermark = None if watermark is None else min(end, view.known_watermark)
-        return LogOffsets(self.log_start_offset, end, flushed_offset, end if watermark is None else watermark, damage)
+        return self.log_start_offset, end, flushed_offset, end if watermark is None else watermark, damage
 
     @property
     def is_writable(self) -> bool:
@@ -246,7 +283,7 @@ class LogWriter:
         if not leader.acquire(self._is_answered, mine):
             return mine.answer()
         try:
-            self._write_requests()
+            self._write_requests(mine)
             if not self._is_settled(self.log_end_offset):
                 self._sync()
         finally:
@@ -259,10 +296,12 @@ class LogWriter:
     def flush(self, offset: int | None = None) -> None:
         """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
         wanted = self.log_end_offset if offset is None else offset
-        leader, me = self._leader, get_ident()
+        leader, me, reopened_after = self._leader, get_ident(), self._reopened_after
         while True:
             try:
                 if not leader.acquire(self._is_settled, wanted):
+                    if (failure := self._reopened_after) is not None and failure is not reopened_after:
+                        raise LogPoisoned(self.path, failure)  # the log was reopened, perhaps without these records
                     return
                 self._sync()
             finally:
@@ -344,6 +383,9 @@ class LogWriter:
         try:
             if self._poison is not None or self.damage is not None:
                 return None
+            if self._has_leftover:
+                with self._leader.held(), self._lock:
+                    self._remove_leftover()
             self.flush()
             if self._changed:
                 with self._leader.held():
@@ -409,15 +451,24 @@ class LogWriter:
             raise LogPoisoned(path, self._poison) from self._poison
         if damage is not None:
             raise LogDamaged(path, damage.offset, damage.reason)
+        if self._has_leftover:
+            self._remove_leftover()
 
-    def _write_requests(self) -> None:
-        """Write all present requests: at once or, if that fails, one by one."""
+    def _write_requests(self, mine: CommitRequest) -> None:
+        """Write all present requests: at once or, if that fails, one by one. An exception that was injected into this
+        thread is raised here alone: the next leader writes what is not written, without `mine`.
+        """
         with self._lock:
             self.used = self._changed = True
             requests = self._requests[:]
             del self._requests[: len(requests)]  # others may have been added meanwhile
-            write_each(requests, self._write_all)
-            self._publish(self.flushed_offset)
+            try:
+                write_each(requests, self._write_all)
+            except BaseException:
+                self._requests[:0] = [one for one in requests if one is not mine and one.is_open]
+                raise
+            finally:
+                self._publish(self.flushed_offset)
             self._active.write_indexes_if_due()
 
     def _write_all(self, batches: Sequence[RecordBatch]) -> None:
@@ -444,33 +495,69 @@ class LogWriter:
                 size_bytes += len(batch.data)
             self._active.write()
         except BaseException as error:
-            self._take_back(segment, mark, bases, error)
+            if self._poison is not None:
+                raise LogPoisoned(self.path, self._poison) from error
+            self._take_back(segment, mark, bases)
             if not isinstance(error, OSError):
                 raise
             raise AppendFailed(self._active.path, error, append_remedy(error)) from error
         return size_bytes
 
-    def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
-        """Undo a failed append: remove the segments that it began, and rewind the one in which it began."""
-        if self._poison is not None:
-            raise LogPoisoned(self.path, cause) from cause
+    def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...]) -> None:
+        """Undo a failed append: remove the segments that it began, and cut the one in which it began.
+
+        In memory at once; on disk here or, where the system refuses that, too, before the next change of the log.
+        """
         try:
+            self._has_leftover = True
             if self._active is not segment:
+                self._has_new_names = True
                 self._active.close()
-                remove_seals(self._context.filesystem, self.path, [segment.base_offset])
             self._active, self._bases = segment, bases
-            # Listed from disk: an interrupted thread may have made a segment that is not in `_bases` yet.
-            filesystem, path = self._context.filesystem, self.path
-            begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
-            move_aside(filesystem, path, begun, keep=False)
             segment.rewind(mark)
+            self._remove_leftover()
+        except AppendFailed as error:
+            _LOG.warning("%s: what the refused append left is removed before the next one", error)
         except BaseException as error:
             self._poison_by(error)
             raise
 
+    def _remove_leftover(self) -> None:
+        """Take off the disk what a refused append has left behind the log's end. The file that it began in is open as a
+        rule, so that this needs no descriptor. Raises AppendFailed if the system is short of something: the next call
+        tries again. Any other failure poisons the log.
+        """
+        filesystem, path = self._context.filesystem, self.path
+        try:
+            if self._has_new_names:
+                # Listed from disk: an interrupted thread may have made a segment that is not in `_bases` yet.
+                begun = [base for base in list_segments(filesystem, path) if base > self._bases[-1]]
+                move_aside(filesystem, path, begun, keep=False)
+                remove_seals(filesystem, path, [self._bases[-1]])
+                filesystem.sync_directory(path)  # also for names that an earlier try removed
+            self._active.cut_back()
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise AppendFailed(self._active.path, error, append_remedy(error)) from error
+            self._poison_by(error)
+            raise
+        self._sync_file(self._active.file)  # else a power cut could bring refused records back
+        self._has_leftover = self._has_new_names = False
+
+    def _sync_file(self, file: File) -> None:
+        """Sync the segment's file; a failure poisons the log, whatever it is."""
+        try:
+            self._context.view.disk.timed(file.sync)
+        except OSError as error:
+            self._poison_by(error)
+
     def _poison_by(self, error: BaseException) -> None:
-        """A failure or an interruption left files half changed: the log has to be opened again."""
-        self._poison = error
+        """A failed sync, or a change that was left half done: the log has to be opened again. Raises LogPoisoned for
+        an OSError.
+        """
+        if self._poison is None:
+            self._poison = error
+            self.on_stopped(error)
         if isinstance(error, OSError):
             raise LogPoisoned(self.path, error) from error
 
@@ -479,15 +566,14 @@ class LogWriter:
         old, view = self._active, self._context.view
         old.write()
         old.finish()
-        try:
-            old.sync()
-        except OSError as error:
-            self._poison = error
-            raise
+        self._sync_file(old.file)
+        old.sync_written_indexes()
+        self._has_new_names = True  # until the new segment is there
         is_sealed = self._seal(old)
         new = Segment.create(self._context.filesystem, view.path, old.next_offset, self._config)
         new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
+        self._has_new_names = False
         self._background.rolled()
         # Not the new base: the append under way may be undone, together with its batches in the old segment.
         end = self.log_end_offset
@@ -522,12 +608,7 @@ class LogWriter:
         with self._lock:
             target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
             file = segment.file
-        try:
-            self._context.view.disk.timed(file.sync)
-        except OSError as error:
-            with self._lock:
-                self._poison = error
-            raise LogPoisoned(self.path, error) from error
+        self._sync_file(file)
         with self._lock:
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)

@@ -30,11 +30,13 @@ from pushrep.log import (
 )
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import take_lock
-from pushrep.log.flush_scheduler import GroupCommitLeader
+from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
+from pushrep.log.published import LogOffsets
 from pushrep.log.segment import Segment
 from pushrep.log.writer import LogWriter
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
+from tests.unit.gated_disk import GatedDisk, until
 
 BUFFERED = Durability.BUFFERED
 PATH = Path("/logs/orders-0")
@@ -271,6 +273,48 @@ def test_an_interruption_leaves_nothing_of_the_append_or_a_log_to_open_again(tmp
         assert opened.append(b"on") == (opened.log_end_offset - 1,) * 2
 
 
+class Injected(BaseException):
+    """What a debugger or a watchdog raises in a thread of its choice."""
+
+
+def test_an_exception_that_is_injected_into_the_leader_comes_out_of_no_other_append(tmp_path, monkeypatch):
+    disk, made, outcomes, appended, armed = GatedDisk(), [], {}, Segment.append, []
+    log = SegmentLog.open(tmp_path / "orders-0", filesystem=disk)
+
+    def inject(segment, batch):
+        if armed:
+            raise armed.pop()
+        appended(segment, batch)
+
+    class Counted(CommitRequest):
+        def __init__(self, batches):
+            super().__init__(batches)
+            made.append(self)
+
+    def append(value):
+        try:
+            outcomes[value] = log.append(value).base_offset
+        except Injected:
+            outcomes[value] = None
+
+    monkeypatch.setattr(Segment, "append", inject)
+    monkeypatch.setattr("pushrep.log.writer.CommitRequest", Counted)
+    threads = [threading.Thread(target=append, args=(b"%d" % n,)) for n in range(5)]
+    with disk.hanging():
+        threads[0].start()
+        until(lambda: log.log_end_offset == 1, "the first thread leads, and hangs in its sync")
+        armed.append(Injected())
+        for thread in threads[1:]:
+            thread.start()
+        until(lambda: len(made) == 5, "the others have queued theirs")
+    for thread in threads:
+        thread.join(60)
+    assert list(outcomes.values()).count(None) == 1, "it is raised once, in the thread that led"
+    offsets = {value: offset for value, offset in outcomes.items() if offset is not None}
+    assert {record.value: record.offset for record in log.records(0)} == offsets
+    log.close()
+
+
 def test_segments_roll_by_size_and_never_exceed_it(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=5000, batch_bytes=1000)) as log:
         for _ in range(30):
@@ -490,7 +534,7 @@ def test_what_is_flushed_is_published_before_anybody_is_told(tmp_path, monkeypat
         seen_here.append(log.flushed_offset)
         assert seen_here[-1] <= published[-1], "a waiter would be let go before this is published"
         publish(view, ends, leader_epoch)
-        published.append(ends.flushed)
+        published.append(LogOffsets(*ends).flushed)
 
     seen_here = []
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000)) as log:

@@ -1,0 +1,231 @@
+"""A moment in which the system is short of something refuses one append and nothing else; a failed sync stops the log.
+
+where the error comes     a shortage (EMFILE ... EFBIG)              EIO, EROFS
+open, write               refused                                    refused if it could be undone, else stopped
+a roll, before the sync   refused; the next append rolls             refused
+the undoing               refused; undone before the next append     stopped
+seal, checkpoint, index   nothing: they are written later            nothing
+sync of the records       stopped: what the disk holds is unknown    stopped
+"""
+
+import errno
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+from pushrep import Outbox, OutboxConfig
+from pushrep.env import RealFilesystem
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.log.errors import SHORTAGES
+from pushrep.outbox import DeliveryFailed
+from tests.support.forks import code_in_fork
+
+BUFFERED = Durability.BUFFERED
+
+
+def in_child(case):
+    assert code_in_fork(case) == 0, "see the child's words in the captured stderr"
+
+
+@contextmanager
+def without_descriptors():
+    """Not one more may be opened. The system's own limit: `with` it, nothing else of the process may run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    spare = []
+    while (fd := os.dup(0)) < used:  # numbers in between
+        spare.append(fd)
+    os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in spare:
+            os.close(fd)
+
+
+def refused_by_number(append):
+    with pytest.raises(AppendFailed, match="ulimit -n") as refused:
+        append()
+    assert refused.value.errno == errno.EMFILE
+
+
+def test_a_moment_without_descriptors_refuses_and_the_next_append_goes_on(tmp_path):
+    def case():
+        config = LogConfig(segment_bytes=2000, batch_bytes=1000, flush_ms=600_000)
+        logs = [SegmentLog.open(tmp_path / f"orders-{n}", config) for n in range(40)]
+        for log in logs[:20]:  # these have their file open
+            log.append(b"before", durability=BUFFERED)
+        rolling = logs[0]
+        rolling.append(b"x" * 900)
+        with without_descriptors():
+            for log in logs[20:]:
+                refused_by_number(lambda log=log: log.append(b"refused"))
+            for log in logs[1:20]:
+                assert log.append(b"no new file is needed") == (1, 1)
+            refused_by_number(lambda: rolling.append(b"y" * 1500))
+            refused_by_number(lambda: rolling.append([b"in both segments" * 50] * 3))
+            refused_by_number(lambda: logs[20].append(b"refused again"))
+        assert rolling.append(b"y" * 1500) == (2, 2)
+        for log in logs[20:]:
+            assert log.append(b"taken") == (0, 0)
+        assert [log.stopped_by for log in logs] == [None] * 40
+        for log in logs:
+            log.close()
+        with SegmentLog.open(rolling.path) as log:
+            assert [record.value[:6] for record in log.records(0)] == [b"before", b"xxxxxx", b"yyyyyy"]
+        for log in logs[20:]:
+            with SegmentLog.open(log.path) as opened:
+                assert opened.recovery.opening.value == "normal"
+                assert [record.value for record in opened.records(0)] == [b"taken"]
+
+    in_child(case)
+
+
+def test_a_moment_without_descriptors_stops_no_partition(tmp_path):
+    def case():
+        with Outbox.open(tmp_path, "orders", 8, "billing", config=OutboxConfig(linger_ms=0)) as outbox:
+            with without_descriptors():
+                for partition in range(8):
+                    with pytest.raises(DeliveryFailed, match="ulimit -n") as failed:
+                        outbox.append(partition, b"refused").result(30)
+                    assert not failed.value.may_be_delivered
+            assert [outbox.append(partition, b"taken").result(30) for partition in range(8)] == [0] * 8
+            assert [record.value for record in outbox.log(7).records(0)] == [b"taken"]
+
+    in_child(case)
+
+
+class FaultyDisk(RealFilesystem):
+    """While `faults` has (call, part of a file's name), that call raises the error."""
+
+    def __init__(self):
+        self.faults = {}
+
+    def check(self, call, path):
+        for (name, part), number in self.faults.items():
+            if name == call and part in path.name:
+                raise OSError(number, os.strerror(number), str(path))
+
+    def open(self, path, *, create=False, writable=True):
+        self.check("create" if create and not path.exists() else "open", path)
+        return FaultyFile(super().open(path, create=create, writable=writable), self, path)
+
+    def sync_directory(self, directory):
+        self.check("sync", directory)
+        super().sync_directory(directory)
+
+    def rename(self, source, target):
+        self.check("rename", target)
+        super().rename(source, target)
+
+    def list(self, directory):
+        self.check("list", directory)
+        return super().list(directory)
+
+
+class FaultyFile:
+    def __init__(self, file, disk, path):
+        self._file, self._disk, self._path = file, disk, path
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write_at(self, data, position):
+        self._disk.check("write", self._path)
+        self._file.write_at(data, position)
+
+    def truncate(self, size):
+        self._disk.check("truncate", self._path)
+        self._file.truncate(size)
+
+    def sync(self):
+        self._disk.check("sync", self._path)
+        self._file.sync()
+
+
+NEWEST, NEXT, DIRECTORY = f"{0:020d}.log", f"{2:020d}.log", "orders-0"
+REFUSED, STOPPED, TAKEN = "refused", "stopped", "taken"
+PLACES = {
+    # name: (the calls that fail, rolls, what a shortage does, what EIO and EROFS do)
+    "open": ({("open", NEWEST)}, False, REFUSED, STOPPED),
+    "write": ({("write", NEWEST)}, False, REFUSED, REFUSED),
+    "write and undo": ({("write", NEWEST), ("truncate", NEWEST)}, False, REFUSED, STOPPED),
+    "write, and sync of the undo": ({("write", NEWEST), ("sync", NEWEST)}, False, STOPPED, STOPPED),
+    "sync": ({("sync", NEWEST)}, False, STOPPED, STOPPED),
+    "roll: index": ({("open", ".index"), ("create", ".index")}, True, REFUSED, REFUSED),
+    "roll: sync of the index": ({("sync", ".index")}, True, REFUSED, REFUSED),
+    "roll: sync": ({("sync", NEWEST)}, True, STOPPED, STOPPED),
+    "roll: seal": ({("rename", ".seal")}, True, TAKEN, TAKEN),
+    "roll: next file": ({("create", NEXT)}, True, REFUSED, REFUSED),
+    "roll: directory": ({("sync", DIRECTORY)}, True, REFUSED, STOPPED),
+    "roll: next file and undo": ({("create", NEXT), ("list", DIRECTORY)}, True, REFUSED, STOPPED),
+    "roll: write": ({("write", NEXT)}, True, REFUSED, REFUSED),
+    "roll: write and undo": ({("write", NEXT), ("list", DIRECTORY)}, True, REFUSED, STOPPED),
+    "checkpoints": ({("rename", "checkpoint")}, True, TAKEN, TAKEN),
+}
+
+
+@pytest.mark.parametrize("number", sorted({*SHORTAGES, errno.EIO, errno.EROFS}), ids=errno.errorcode.get)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_an_error_does_to_an_append(tmp_path, place, number):
+    calls, rolls, by_shortage, else_ = PLACES[place]
+    expected = by_shortage if number in SHORTAGES else else_
+    disk, path = FaultyDisk(), tmp_path / DIRECTORY
+    config = LogConfig(segment_bytes=2000, flush_ms=600_000, preallocate_bytes=0)
+    log = SegmentLog.open(path, config, filesystem=disk)
+    values = [b"first", b"second"]
+    for value in values:
+        log.append(value)
+    if place == "open":
+        log.close()
+        log = SegmentLog.open(path, config, filesystem=disk)
+    disk.faults = dict.fromkeys(calls, number)
+    third = b"3" * (1900 if rolls else 10)
+    if expected == TAKEN:
+        assert log.append(third) == (2, 2)
+        values.append(third)
+    else:
+        with pytest.raises(AppendFailed if expected == REFUSED else LogPoisoned) as raised:
+            log.append(third)
+        if expected == REFUSED:
+            assert raised.value.errno == number
+            assert (log.log_end_offset, log.stopped_by) == (2, None)
+        else:
+            assert log.stopped_by is not None
+    disk.faults = {}
+    if expected == STOPPED:
+        with pytest.raises(LogPoisoned):
+            log.append(b"no")
+        log.reopen()
+        values = [record.value for record in log.records(0)]
+        assert values in ([b"first", b"second"], [b"first", b"second", third]), (
+            "the sync failed, the bytes may be there"
+        )
+    fourth = b"4" * (1900 if rolls else 10)
+    assert log.append(fourth) == (len(values), len(values))
+    values.append(fourth)
+    log.close()
+    with SegmentLog.open(path, config) as opened:
+        assert opened.recovery.opening.value == "normal"
+        assert [record.value for record in opened.records(0)] == values
+        assert not [name for name in os.listdir(path) if ".cut" in name]
+
+
+def test_what_a_refused_append_left_is_gone_when_the_log_is_closed_at_once(tmp_path):
+    disk, path = FaultyDisk(), tmp_path / DIRECTORY
+    config = LogConfig(batch_bytes=5000, segment_bytes=20_000, preallocate_bytes=0)
+    log = SegmentLog.open(path, config, filesystem=disk)
+    log.append(b"first")
+    # Batches of 5 KB are written one by one: three are in the file before the fourth needs another.
+    disk.faults = {("create", ".log"): errno.ENOSPC, ("truncate", NEWEST): errno.ENOMEM}
+    with pytest.raises(AppendFailed):
+        log.append([b"refused" * 700] * 6, durability=BUFFERED)
+    assert (path / NEWEST).stat().st_size > 10_000, "whole batches of the refused append are still there"
+    disk.faults = {}
+    log.close()
+    with SegmentLog.open(path, config) as opened:
+        assert (opened.log_end_offset, opened.recovery.opening.value) == (1, "normal")
