@@ -181,10 +181,12 @@ class ReceiptTimeout(PushrepError, TimeoutError):
 
 
 class LogStopped(PushrepError):
-    """The partition's log accepts no more records until the outbox is opened again (a failed flush, damage)."""
+    """The partition's log accepts no records: after a failure of the disk until it has been opened again in place,
+    which is tried within a second and then at least every minute; after damage until the outbox is opened again.
+    """
 
-    def __init__(self, topic: str, partition: int, reason: str) -> None:
-        super().__init__(f"{topic}-{partition} takes no more records: {reason}; open the outbox again")
+    def __init__(self, topic: str, partition: int, reason: str, what_ends_it: str = "open the outbox again") -> None:
+        super().__init__(f"{topic}-{partition} takes no records: {reason}; {what_ends_it}")
         self.topic, self.partition = topic, partition
 
 

@@ -506,6 +506,7 @@ class Outbox:
         deadline = monotonic() + self._settings.config.close_timeout_s
         decided_by(deadline, pending_in(self._all_appenders))
         for appender in self._all_appenders:
+            appender.end()
             appender.give_up(closed)
         deadline = max(deadline, monotonic() + _GRACE_S)
         is_still = all(one.is_idle_within(max(0.0, deadline - monotonic())) for one in self._all_appenders)

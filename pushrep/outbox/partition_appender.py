@@ -7,6 +7,10 @@
 order. If a batch fails, everything behind it fails too: later records must not reach the log first. With acks=ALL a
 written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
 
+A failure of the disk stops the log. Appends then raise LogStopped, and a disk thread opens the log again in place, as
+after a crash: within a second and, if that fails, again and again, at least every minute. With replicas the outbox then
+leads by a new grant, because other members may hold records that this log has lost.
+
 A closed or forked outbox has `Refusing` instead, which raises before it takes a lock: a forked child has no
 writers, and any lock may have been held at the moment of the fork.
 
@@ -15,6 +19,7 @@ Both sleep while nothing happens, and neither is woken per record: a writer once
 once per linger time while batches are being opened.
 """
 
+import logging
 import os
 import threading
 from bisect import bisect_right
@@ -26,13 +31,16 @@ from time import monotonic, perf_counter
 from typing import NamedTuple, NoReturn
 
 from filtering import StreamMetadata
+from filtering.retry import Backoff
+from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, shared_by_process
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.log.disk import Durations
+from pushrep.log.flush_scheduler import process_flusher
 from pushrep.outbox.batch import Budget, Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
-from pushrep.outbox.errors import LogStopped, ReceiptTimeout
+from pushrep.outbox.errors import DeliveryFailed, LogStopped, ReceiptTimeout
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions import PositionsStore, SourceOrder
@@ -40,6 +48,10 @@ from pushrep.outbox.settings import OutboxSettings
 from pushrep.records import RecordBatch
 from pushrep.status.value import REQUEST_BOUNDS_S
 
+_LOG = logging.getLogger("pushrep.outbox")
+
+_REOPEN = Backoff(first_s=1.0, longest_s=60.0, least=0.5)
+_LOOK_MS = 100  # between looks at the clock while a log is stopped
 _FIRST_SLICE_BYTES = 4096  # then it doubles, so that many idle partitions hold little
 _ROUND_BYTES = 4 << 20  # what one flush covers at most, so that a long queue is not flushed at its end only
 
@@ -110,8 +122,12 @@ class PartitionAppender:
         self._flush_requested = False
         self._refusal: Callable[[], Exception] | None = None
         self._first_failed: PendingBatch | None = None
-        if (damaged_from := log.damaged_from) is not None:
-            self._stop_for(f"its log is damaged from offset {damaged_from} on, repair it")
+        self._stopped: BaseException | None = None  # by this failure
+        self._reopenings = self._reopen_ms = 0
+        self._maybe_lost: tuple[int, int] | None = None  # offsets that were acknowledged before they were on disk
+        self._flusher = process_flusher()
+        log.when_stopped(self._on_stopped)
+        self._refuse_if_damaged()
 
     # -- adding ----------------------------------------------------------------------------------------------------
 
@@ -135,10 +151,11 @@ class PartitionAppender:
     def _check_takes(self) -> None:
         if self._refusal is not None:
             raise self._refusal()
-        if self._replicas is not None:
-            refusal = self._replicas.refusal()
-            if refusal is not None:
-                raise refusal
+        refusal = None if self._replicas is None else self._replicas.refusal()
+        if self._stopped is not None and not isinstance(refusal, NotLeader):
+            raise self._log_stopped()
+        if refusal is not None:
+            raise refusal
 
     def add_within_free_bytes(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
         """Append a record that fits into `free_bytes`, which the caller then lowers. Raises `RecordRefused`."""
@@ -302,6 +319,10 @@ class PartitionAppender:
         if self._refusal is None:
             self._refusal = lambda: LogStopped(self.topic, self.partition, reason)
 
+    def _refuse_if_damaged(self) -> None:
+        if (damaged_from := self.log.damaged_from) is not None:
+            self._stop_for(f"its log is damaged from offset {damaged_from} on, repair it")
+
     def give_up(self, failure: Exception) -> None:
         """Fail all undecided batches: those that a writer holds may still be delivered, the others will not be."""
         with self.lock:
@@ -313,6 +334,89 @@ class PartitionAppender:
                 self._fail(batch, failure, may_be_delivered=at < len(held))
                 self._order.failed(batch.runs, str(failure) or repr(failure))
         self._release(done)
+
+    # -- a log that a failure has stopped --------------------------------------------------------------------------
+
+    def _on_stopped(self, failure: BaseException) -> None:
+        _LOG.error("%s takes no records, and is opened again as soon as that works: %s", self.name, failure)
+        self._stopped, self._reopenings = failure, 0
+        self._note(failure)
+        if self._settings.durability is Durability.BUFFERED:
+            self._maybe_lost = self.log.flushed_offset, self._next_offset
+        self._flusher.attach(self)
+        self._reopen_later()
+
+    def _reopen_later(self) -> None:
+        self._reopenings += 1
+        self._reopen_ms = self._shared.clock.monotonic_ms() + int(1000 * _REOPEN.pause_s(self._reopenings))
+        self._flusher.soon(self, _LOOK_MS)
+
+    def flush_in_background(self) -> None:
+        """The flusher's call: a disk thread opens the log again when that is due."""
+        if self._shared.clock.monotonic_ms() < self._reopen_ms:
+            self._flusher.soon(self, _LOOK_MS)
+        else:
+            self._shared.submit(self._reopen)
+
+    def _reopen(self) -> None:
+        replicas = self._replicas
+        try:
+            with self._write_lock:  # rounds are refused until `_go_on`
+                self._fail_waiting_for_replicas()
+                self.log.reopen()
+                self._store.forget_ahead()
+                is_whole = self.log.damaged_from is None and self.log.log_end_offset == self._next_offset
+                if replicas is None or is_whole:
+                    self._go_on()
+            if replicas is not None and not is_whole:
+                replicas.lead_anew(self._go_on)
+        except LogClosed:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would try again
+            if self._stopped is not None:
+                self._reopen_later()
+            _LOG.warning("%s can't be opened again yet: %s", self.name, error)
+
+    def _fail_waiting_for_replicas(self) -> None:
+        if self._replicas is None:
+            return
+        with self.lock:
+            waiting = [one.batch for one in self._replicas.remove_all()]
+            for batch in waiting:
+                self._fail(batch, self._log_stopped(), may_be_delivered=True)
+        self._release(waiting)
+
+    def _log_stopped(self) -> LogStopped:
+        why = str(self._stopped) or repr(self._stopped)
+        return LogStopped(self.topic, self.partition, why, "it is opened again as soon as the disk works")
+
+    def _go_on(self) -> None:
+        """The log is open again, with what members have of it. The caller holds the write lock."""
+        with self.lock:
+            end, before, self._next_offset = self.log.log_end_offset, self._next_offset, self.log.log_end_offset
+            self.positions = self._store.highest
+            if self._settings.durability is Durability.BUFFERED:
+                self._maybe_lost = (end, before) if end < before else None
+            self._refuse_if_damaged()
+            self._stopped = self.log.stopped_by
+            self.stopped = None if self._stopped is None else self.stopped
+        if self._replicas is not None and (led := self._replicas.led) is not None:
+            led.on_flush(self.log.flushed_offset)
+        _LOG.warning("%s was opened again after a failure: %s", self.name, self.log.recovery)
+
+    def raise_lost(self) -> None:
+        """Raise `DeliveryFailed`, once, for records that were acknowledged as BUFFERED and that a failed sync lost."""
+        with self.lock:
+            lost, self._maybe_lost = self._maybe_lost, None
+        if lost is not None and lost[0] < lost[1]:
+            reason = f"offsets {lost[0]} to {lost[1] - 1} were acknowledged as BUFFERED, and a sync failed"
+            may_be = self._stopped is not None
+            raise DeliveryFailed(topic=self.topic, partition=self.partition, may_be_delivered=may_be, reason=reason)
+
+    def end(self) -> None:
+        """From now on the log is not opened again after a failure."""
+        self.log.when_stopped(lambda _failure: None)
+        self._flusher.detach(self)
 
     def expire(self, since_ms: int, failure: Exception) -> None:
         """Fail the batches that wait for replicas since then: they are in the log, and may still be delivered."""
@@ -373,7 +477,10 @@ class PartitionAppender:
 
     def _write(self, round_: list[PendingBatch]) -> None:
         replicas = self._replicas
-        if replicas is not None and (refusal := replicas.refusal()) is not None:
+        refusal: Exception | None = self._log_stopped() if self._stopped is not None else None
+        if refusal is None and replicas is not None:
+            refusal = replicas.refusal()
+        if refusal is not None:
             self._decide(round_, [], 0, refusal, 0)
             return
         bases: list[int] = []
@@ -395,7 +502,7 @@ class PartitionAppender:
             self._note(failure)
         self._decide(round_, bases, in_log, failure, epoch)
 
-    def _note(self, failure: Exception) -> None:
+    def _note(self, failure: BaseException) -> None:
         now_ms, before = self._shared.clock.wall_ms(), self.stopped
         cause = failure.cause if isinstance(failure, LogPoisoned) else failure
         why = str(cause).removeprefix(f"{getattr(cause, 'path', '')}: ")  # the partition says where
@@ -404,7 +511,7 @@ class PartitionAppender:
     @property
     def is_refusing(self) -> bool:
         """Whether every append is refused, whatever the replicas say."""
-        return self._refusal is not None
+        return self._refusal is not None or self._stopped is not None
 
     def _append_to_log(
         self, round_: list[PendingBatch], bases: list[int]
@@ -486,7 +593,7 @@ class PartitionAppender:
                 for at, batch in enumerate(failed, start=len(bases)):
                     self._fail(batch, failure, may_be_delivered=at < in_log)
                     self._order.failed(batch.runs, str(failure) or repr(failure))
-                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | LogEndMoved):
+                if isinstance(failure, LogDamaged | LogClosed | LogEndMoved):
                     self._stop_for(str(failure))
         self._release([*done, *failed])
         for one in waiting:
@@ -541,11 +648,13 @@ def decided_by(deadline_s: float | None, batches: Iterable[PendingBatch]) -> boo
     return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
 
 
-def raise_unseen_failure(appenders: Iterable[PartitionAppender]) -> None:
+def raise_unseen_failure(appenders: Sequence[PartitionAppender]) -> None:
     """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as raised."""
     failed = [batch for appender in appenders if (batch := appender.unseen_failure()) is not None]
     for batch in failed:
         batch.raise_failure()
+    for appender in appenders:
+        appender.raise_lost()
 
 
 def flush_appenders(appenders: Sequence[PartitionAppender], timeout: float | None) -> None:

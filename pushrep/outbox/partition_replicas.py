@@ -11,7 +11,7 @@ the description of its log. So a replica that went away lags by the records sinc
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +46,8 @@ class PartitionReplicas:
         self.led: LedPartition | None = None
         self.failure: Exception | None = None
         """Why the outbox can't lead, until it is opened again."""
+        self.lead_anew: Callable[[Callable[[], None]], None] = lambda go_on: go_on()
+        """See Replication.lead_anew."""
         self.is_held_back = False
         """The members are being changed: appends are accepted and wait for the write lock; `refusal` is asked again
         after that.

@@ -306,6 +306,11 @@ class PositionsStore:
             self._ahead.append(_Noted(start, end, leader_epoch, list(highest)))
             self._absorb()
 
+    def forget_ahead(self) -> None:
+        """The log was opened again in place: what was added and is not in it now is lost."""
+        with self._lock:
+            self._ahead.clear()
+
     def dispatch(self, batch: RecordBatch) -> None:
         with self._lock:
             highest = highest_positions([batch], self._carrier)

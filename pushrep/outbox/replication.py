@@ -26,7 +26,7 @@ from pushrep.election.leader import PartitionLeader
 from pushrep.election.standby import LeaderHealth, TakeoverTimes
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
-from pushrep.log import LogClosed, SegmentLog
+from pushrep.log import LogClosed, LogPoisoned, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
@@ -150,6 +150,8 @@ class Replication:
         not yet.
         """
         self.own_appenders = appenders
+        for one in self.appenders.values():
+            one.lead_anew = self.lead_anew
         every_s = min(_TICK_MAX_S, self._config.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
         self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
@@ -284,6 +286,25 @@ class Replication:
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else not before the change is settled
                     self._wait_for_members(started, self._config.open_timeout_s if wait_s is None else wait_s)
                 return granted
+
+    def lead_anew(self, go_on: Callable[[], None]) -> None:
+        """A log was opened again after a failure, and lacks records that were pushed: lead by a new grant, as at an
+        opening, so that they come from a member that has them. Then call `go_on`; nothing is written meanwhile.
+
+        Raises CommandRefused while another log is stopped, because a lead begins with all logs. Else raises as
+        `change_members`, after `go_on`: the outbox goes on as after an open that found too few members.
+        """
+        with self._changing, writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
+            if self._stop.is_set():
+                raise OutboxClosed(self._state_store.directory)
+            if stopped := [log.path.name for log in self._logs.values() if log.stopped_by is not None]:
+                raise CommandRefused(f"it goes on once {', '.join(stopped)} can be opened again, too")
+            try:
+                if self._leading is not None and self._lost() is None:  # else `_look_on` leads later, or another leads
+                    self._hand_over(partial(self._run, self._renewal))
+                    self._wait_for_members(monotonic(), self._config.open_timeout_s)
+            finally:
+                go_on()
 
     def hold_takeovers(self, length_ms: int, reason: str) -> Grant:
         """Go on under a grant by which no standby takes over by itself for so long; 0 ends that. `promote` still does.
@@ -650,6 +671,9 @@ class Replication:
                     appender.reset_to_log_end()
                 self._lead(granted)
         except (TooFewMembers, ReplicaUnreachable):
+            return False
+        except (LogPoisoned, OSError) as error:  # its appender opens a stopped log again; a shortage ends
+            _LOG.info("%s: it can't lead yet: %s", self._state_store.directory, error)
             return False
         return True
 

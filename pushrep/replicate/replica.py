@@ -32,7 +32,7 @@ from pushrep.election.messages import AppendRecordsPartition
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
-from pushrep.log.errors import RepairRefused
+from pushrep.log.errors import SHORTAGES, RepairRefused
 from pushrep.log.segment_repair import SegmentRepair
 from pushrep.records import RecordBatch
 from pushrep.replicate.election_state import ElectionStateStore
@@ -153,12 +153,13 @@ class ReplicaLog:
                 if state.is_offline and self._begins_refill(effects[-1], request):
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
-            except AppendFailed as error:  # nothing was written; the leader retries with backoff
+            except (OSError, PushrepError) as error:
+                if not isinstance(error, AppendFailed) and getattr(error, "errno", None) not in SHORTAGES:
+                    return self._fail(error, state)
+                # Nothing was written; the leader retries with backoff.
                 self.wrong_since_ms = self._clock.wall_ms() if self.refused is None else self.wrong_since_ms
                 self._trouble.note(str(self.tp), error)
                 return storage_error(self.state())
-            except (OSError, PushrepError) as error:
-                return self._fail(error, state)
             answer = effects[-1]
             assert isinstance(answer, Answer), "the last effect answers"
             if self.refused is not None and answer.result.error_code is ErrorCode.NONE and request.batches:

@@ -17,6 +17,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import (
     BufferFull,
     DeliveryFailed,
+    LogStopped,
     NotEnoughReplicas,
     OutboxDiffers,
     ReceiptTimeout,
@@ -24,7 +25,7 @@ from pushrep.outbox import (
 )
 from pushrep.replicate.errors import MayStillBeDelivered
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
-from tests.unit.gated_disk import GatedDisk
+from tests.unit.gated_disk import GatedDisk, LosingDisk
 
 
 def copy_of(world, outbox, index, partition=0):
@@ -331,3 +332,38 @@ def test_behind_a_head_that_was_cut_unread_the_next_opening_leaps_the_pid(world,
             pids = [StreamMetadata.unpack(one.key).pid for one in outbox.log(0).records(0)]
     assert pids == [before, before, outbox.pid, outbox.pid]
     assert outbox.pid != before
+
+
+def test_a_leader_whose_sync_failed_leads_on_with_what_members_hold(world):
+    """The record that its disk lost is on a member: it comes back from there before another gets its offset."""
+    world.node(1)
+    world.node(2)
+    disk = LosingDisk()
+    with open_outbox(world, 1, 2, partitions=2, filesystem=disk) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        wait_for_all(outbox)
+        epoch = outbox.log(0).leader_epochs.latest_epoch
+        disk.fails = True
+        with pytest.raises(DeliveryFailed) as failed:
+            outbox.append(0, b"lost here").result(WAIT_S)
+        assert failed.value.may_be_delivered
+        with pytest.raises(LogStopped):
+            outbox.append(0, b"refused")
+        disk.fails = False
+
+        def offset():
+            try:
+                return outbox.append(0, b"after").result(WAIT_S)
+            except LogStopped:
+                return None
+
+        wait_until(lambda: offset() is not None, "its log is opened again by itself")
+        assert outbox.append(1, b"the other partition goes on").result(WAIT_S) == 0
+        values = [record.value for record in outbox.log(0).records(0)]
+        assert values in ([b"before", b"after"], [b"before", b"lost here", b"after"])
+        wait_for_all(outbox)
+        assert outbox.log(0).leader_epochs.latest_epoch > epoch
+        held = [
+            record_bytes(path) for path in (outbox.log(0).path, copy_of(world, outbox, 1), copy_of(world, outbox, 2))
+        ]
+        assert held[0] == held[1] == held[2]

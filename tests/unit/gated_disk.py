@@ -1,5 +1,7 @@
 """A disk whose syncs wait for the test, and waiting for another thread."""
 
+import errno
+import os
 import threading
 from contextlib import contextmanager
 
@@ -56,6 +58,32 @@ class MeetingDisk(RealFilesystem):
             return file
         sync = file.sync
         return GatedFile(file, lambda: (self.party and self.party.wait(), sync()))
+
+
+class LosingDisk(RealFilesystem):
+    """While `fails` is set, the sync of a log fails, and what it should have written is gone if it `loses`."""
+
+    fails, loses = False, True
+
+    def __init__(self):
+        self.synced_bytes = {}
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        if path.suffix != ".log" or not writable:
+            return file
+        self.synced_bytes.setdefault(path, file.size())
+        sync = file.sync
+
+        def sync_or_lose():
+            if self.fails:
+                if self.loses:
+                    file.truncate(self.synced_bytes[path])
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            sync()
+            self.synced_bytes[path] = file.size()
+
+        return GatedFile(file, sync_or_lose)
 
 
 def until(condition, what):

@@ -10,7 +10,7 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import OutboxConfig
 from pushrep.env import RealFilesystem
-from pushrep.log import Durability, LogConfig, LogEndMoved
+from pushrep.log import Durability, LogConfig, LogEndMoved, LogPoisoned
 from pushrep.outbox import (
     BufferFull,
     CloseTimedOut,
@@ -22,8 +22,8 @@ from pushrep.outbox import (
 )
 from pushrep.outbox.batch import PendingBatch
 from tests.support.outbox_arguments import outbox_arguments
-from tests.support.simulated_disk import SimulatedDisk
-from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
+from tests.unit.gated_disk import GatedDisk, LosingDisk, MeetingDisk, until
 
 SIMULATED = Path("/outbox")
 
@@ -218,22 +218,86 @@ def test_append_many_tells_how_far_it_came():
         disk.capacity_bytes = None
 
 
-def test_a_failed_fdatasync_stops_the_partition_for_good():
+def taken(outbox, value, partition=0, **how):
+    """The offset of the record; None while the partition is stopped."""
+    try:
+        return outbox.append(partition, value, **how).result(60)
+    except LogStopped:
+        return None
+
+
+def test_a_failed_fdatasync_stops_the_partition_until_its_log_is_open_again():
     disk = SimulatedDisk()
-    outbox = open_outbox(SIMULATED, disk, partitions=2)
-    outbox.append(0, b"before").result(60)
-    disk.fail_sync()
-    with pytest.raises(DeliveryFailed, match="may still be delivered") as failed:
-        outbox.append(0, b"maybe").result(60)
-    assert failed.value.may_be_delivered
-    with pytest.raises(LogStopped, match="open the outbox again"):
-        outbox.append(0, b"never")
-    assert outbox.append(1, b"the other partition goes on").result(60) == 0
-    outbox.close()  # the failure was told by its receipt
+    with open_outbox(SIMULATED, disk, partitions=2) as outbox:
+        outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0)).result(60)
+        disk.fail_sync()
+        with pytest.raises(DeliveryFailed, match="may still be delivered") as failed:
+            outbox.append(0, b"maybe", metadata=StreamMetadata(7, 0, 2)).result(60)
+        assert failed.value.may_be_delivered
+        with pytest.raises(LogStopped, match=r"Input/output error; it is opened again as soon as the disk works"):
+            outbox.append(0, b"never")
+        assert outbox.append(1, b"the other partition goes on").result(60) == 0
+        until(lambda: taken(outbox, b"after") == 1, "its log is opened again by itself")
+        assert values_and_keys(outbox) == [
+            (b"before", StreamMetadata(7, 0, 0)), (b"after", StreamMetadata(outbox.pid, 0, 1)),
+        ]  # fmt: skip
+        assert outbox.last_metadata(7, 0) == 0, "what the disk lost is not said to be in the log"
+        with pytest.raises(MetadataGap):
+            outbox.append(0, b"later", metadata=StreamMetadata(7, 0, 3))
+        outbox.append(0, b"again", metadata=StreamMetadata(7, 0, 2)).result(60)
+        assert outbox.log(0).recovery.opening.value == "abnormal"
     disk.lose_power()
     with open_outbox(SIMULATED, disk, partitions=2) as outbox:
-        assert values_and_keys(outbox)[0] == (b"before", StreamMetadata(outbox.pid, 0, 0))
-        outbox.append(0, b"again").result(60)
+        assert [value for value, _ in values_and_keys(outbox)] == [b"before", b"after", b"again"]
+
+
+def test_a_disk_that_stays_broken_is_tried_again_at_least_every_minute(caplog):
+    clock = SimulatedClock()
+    disk = SimulatedDisk(clock=clock)
+    with open_outbox(SIMULATED, disk, clock=clock) as outbox:
+        outbox.append(0, b"before").result(60)
+        disk.read_only = True
+        with pytest.raises(DeliveryFailed, match="Read-only file system"):
+            outbox.append(0, b"refused").result(60)
+        for number in range(9):  # the pauses double up to a minute
+            clock.advance(60_000)
+            until(lambda number=number: caplog.text.count("can't be opened again yet") > number, "it is tried again")
+            assert taken(outbox, b"refused") is None
+        disk.read_only = False
+        clock.advance(60_000)
+        until(lambda: taken(outbox, b"after") == 1, "the file system can be written again")
+        assert [record.value for record in outbox.log(0).records(0)] == [b"before", b"after"]
+
+
+def test_buffered_records_that_a_failed_sync_lost_are_told():
+    disk = SimulatedDisk()
+    outbox = open_outbox(SIMULATED, disk, durability=Durability.BUFFERED)
+    outbox.append(0, b"on disk").result(60)
+    outbox.flush()
+    assert [outbox.append(0, b"only in memory").result(60) for _ in range(3)] == [1, 2, 3]
+    disk.fail_sync()
+    with pytest.raises(LogPoisoned):
+        outbox.flush()
+    until(lambda: taken(outbox, b"after") == 1, "its log is opened again by itself")
+    with pytest.raises(DeliveryFailed, match="offsets 1 to 3 were acknowledged as BUFFERED") as lost:
+        outbox.flush()
+    assert not lost.value.may_be_delivered
+    outbox.flush()  # told once
+    assert [record.value for record in outbox.log(0).records(0)] == [b"on disk", b"after"]
+    outbox.close()
+
+
+def test_what_a_failed_sync_did_not_lose_is_found(tmp_path):
+    disk = LosingDisk()
+    with open_outbox(tmp_path, disk) as outbox:
+        outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0)).result(60)
+        disk.fails, disk.loses = True, False
+        with pytest.raises(DeliveryFailed):
+            outbox.append(0, b"found", metadata=StreamMetadata(7, 0, 1)).result(60)
+        disk.fails = False
+        until(lambda: taken(outbox, b"after") == 2, "its log is opened again by itself")
+        assert [record.value for record in outbox.log(0).records(0)] == [b"before", b"found", b"after"]
+        assert outbox.last_metadata(7, 0) == 1
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
