@@ -41,7 +41,7 @@ BROKEN = {
     "an answer before the flush": Mutation(
         SegmentLog.append, "writer.flush_acknowledged(result.last_offset + 1)", "pass"
     ),
-    "a roll that leaves the old segment unsynced": Mutation(LogWriter, "old.sync()", "pass"),
+    "a roll that leaves the old segment unsynced": Mutation(LogWriter, "self._sync_file(old.file)", "pass"),
     "a new segment whose name is not synced": Mutation(Segment.create, "filesystem.sync_directory(directory)", "pass"),
     "a small file renamed before its bytes are synced": Mutation(write_beside, "file.sync()", "pass"),
     "a small file whose new name is not synced": Mutation(
@@ -57,9 +57,9 @@ BROKEN = {
     ),
     "later segments moved aside oldest first": Mutation(move_aside, "sorted(bases, reverse=True)", "sorted(bases)"),
     "a cut that is not synced": Mutation(Segment.cut, "self.file.sync()", "pass"),
-    "refused records that are not cut off durably": Mutation(Segment.rewind, "self.file.sync()", "pass"),
+    "refused records that are not cut off durably": Mutation(LogWriter, "self._sync_file(self._active.file)", "pass"),
     "refused records that are not cut off": Mutation(
-        Segment.rewind, "self.file.truncate(mark.tail.size_bytes)", "pass"
+        Segment.cut_back, "self.file.truncate(self._tail.size_bytes)", "pass"
     ),
     "files that go before the new start is on disk": Mutation(
         LogWriter.move_log_start,
@@ -67,7 +67,9 @@ BROKEN = {
         "remove_segments(context.filesystem, context.view.path, gone); self.checkpoint()",
     ),
     "a failed sync that does not poison": Mutation(
-        LogWriter, "with self._lock:\n            self._poison = error", "pass"
+        LogWriter,
+        "timed(file.sync)\n    except OSError as error:\n        self._poison_by(error)",
+        "timed(file.sync)\n    except OSError as error:\n        raise LogPoisoned(self.path, error)",
     ),
     "a recovery that does not sync what it believes": Mutation(
         Recovery, "file.sync()\n            file.drop_cache()", "file.drop_cache()"
