@@ -112,6 +112,7 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
         ("fsync_duration_seconds", "outboxes.syncs", "Duration of a sync of a segment."),
         ("scrub_findings", "outboxes.scrub.findings", "Sealed segments that are damaged, and not repaired yet."),
         ("scrub_passes_total", "outboxes.scrub.passes", "Times that the scrub has read all sealed segments."),
+        ("scrub_last_pass_timestamp_seconds", "outboxes.scrub.passed_ms", "Unix time when the last pass ended."),
         ("scrub_read_bytes_total", "outboxes.scrub.bytes_read", "Bytes that the scrub has read."),
         ("scrub_seals_made_total", "outboxes.scrub.seals_made", "Segments that had no seal and got one."),
         ("scrub_damaged_total", "outboxes.scrub.damaged", "Sealed segments that were found damaged."),

@@ -68,7 +68,7 @@ HEAD = """\
 # Troubles
 
 Made from the code by `python -m tests.house.troubles_page`; a test compares the two. Search it for the
-name of a problem or of an error.
+name of a problem, or of an error, or for words of its message.
 
 ## Problems
 
@@ -81,10 +81,10 @@ show, worst first. DIRECTORY is the place that shows it.
 ERRORS = """
 ## Errors
 
-Each is named for what the caller does next, and has the facts as fields.
+Each is named for what the caller does next, and has the facts as fields; a message has them for what stands in braces.
 
-| error | |
-|---|---|
+| error | what it is, and what to do | its message |
+|---|---|---|
 """
 STOPS = """
 ## What stops, what goes on, what ends it
@@ -101,19 +101,42 @@ def page() -> str:
         f"| `{kind.command.format(at='DIRECTORY', argument='SESSION' * (name == 'replay_stalled'))}` |\n"
         for name, kind in PROBLEMS.items()
     )
-    errors = (f"| `{name}` | {text} |\n" for name, text in sorted(errors_told()))
+    errors = (f"| `{name}` | {text} | {message} |\n" for name, text, message in sorted(errors_told()))
     faults = (f"| {' | '.join(one[:-1])} | {_named(one.tests)} |\n" for one in FAULTS)
     return "".join([HEAD, *problems, STOPS, *faults, ERRORS, *errors])
 
 
-def errors_told() -> Iterator[tuple[str, str]]:
-    """Name and first paragraph of each public error class."""
+def errors_told() -> Iterator[tuple[str, str, str]]:
+    """Name, first paragraph and message of each public error class; who raises it may make the message."""
     where = error_classes()
     for module, path in sources().items():
         for node in nodes(path):
             if isinstance(node, ast.ClassDef) and module in where.get(node.name, ()) and not node.name.startswith("_"):
                 text = (ast.get_docstring(node) or "").split("\n\n")[0]
-                yield node.name, " ".join(text.split()).replace("|", "\\|")
+                yield node.name, _cell(text), _cell(_message(node))
+
+
+def text_of(node: ast.AST) -> str | None:
+    """A string of the code, with what is filled in in braces; None for another node."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(one) or "" for one in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return f"{{{ast.unparse(node.value).split('.')[-1]}}}" if isinstance(node.value, _NAMED) else "{...}"
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+_NAMED = ast.Name | ast.Attribute
+
+
+def _message(error: ast.ClassDef) -> str:
+    for node in ast.walk(error):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__" and node.args:
+            return text_of(node.args[0]) or ""
+    return ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _named(tests: str) -> str:

@@ -1,5 +1,6 @@
 """The alerts: each by its own series, each with its page, and real faults that fire theirs and no other."""
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pushrep import Acks, KafkaDestination, Outbox, OutboxConfig, ReplayClient, 
 from pushrep.cli.status import look_at
 from pushrep.health import HealthSettings
 from pushrep.log.directory_files import segment_path
+from pushrep.outbox import DeliveryFailed
 from pushrep.outbox import status as outbox_status
 from pushrep.outbox.creating import create_outbox
 from pushrep.replay import NodeAccess
@@ -27,6 +29,7 @@ from pushrep.status.metrics import StatusCollector
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.prometheus import RULES, firing, prometheus, served, up
+from tests.integration.test_health import BadLogs
 from tests.integration.test_standbys import Instance, Members
 from tests.ports import reserve
 
@@ -271,6 +274,20 @@ def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
         assert_fires({"PushrepDiskFilling"}, service=collector)
         fill(place, 0.96)
         assert_fires({"PushrepDiskFull"}, service=collector)
+
+
+@needs_promtool
+def test_a_log_that_stopped_fires_its_alert(tmp_path, assert_fires):
+    disk = BadLogs()
+    with Outbox.open(tmp_path / "o", "orders", 2, "billing", filesystem=disk) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        disk.fails["orders-0", "write_at"] = errno.EDQUOT
+        with pytest.raises(DeliveryFailed):
+            outbox.append(0, b"refused").result(WAIT_S)
+        assert_fires({"PushrepLogStopped"}, service=StatusCollector(outbox.status))
+        disk.fails.clear()
+        outbox.append(0, b"taken").result(WAIT_S)
+        assert_fires(set(), service=StatusCollector(outbox.status))
 
 
 @needs_promtool
