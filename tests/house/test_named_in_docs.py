@@ -17,7 +17,7 @@ _FILE = re.compile(r"`((?:pushrep|filtering|partitioner|spark_jobs|tests|example
 def wrong_in(text):
     """Each command or option of a text that `pushrep` does not have. A word that is no command begins no command."""
     for found in _COMMAND.finditer(text):
-        words, command, taken = found[1].split(), cli, []
+        words, command, taken = found[1].split(". ")[0].split(), cli, []
         while words and isinstance(command, click.Group):
             inner = command.get_command(click.Context(command), words[0])
             if inner is None:

@@ -31,7 +31,6 @@ def test_each_command_in_a_text_of_the_code_is_there():
         for module, path in sources().items()
         for node in nodes(path)
         if (text := text_of(node))
-        for sentence in text.split(". ")
-        for found in wrong_in(sentence)
+        for found in wrong_in(text)
     ]
     assert not wrong
