@@ -32,6 +32,7 @@ from aiokafka.errors import (
     IllegalStateError,
     KafkaError,
     NoError,
+    OffsetMetadataTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
@@ -42,6 +43,7 @@ from filtering.consumers.commits import (
     END,
     NO_AUTO_COMMIT,
     CommitFailed,
+    CommitPosition,
     DeleteMarks,
     ReadMarks,
     WriteMarks,
@@ -277,18 +279,26 @@ class ReplayFilteredConsumer:
         after the last commit are read again.
         """
         async with self._committing:
-            positions = await self._run(self._member.positions(time.time_ns() // 1_000_000))
-            if not positions:
-                return
-            offsets = {
-                TopicPartition(due.topic, due.partition): (due.offset, metadata + END) for due, metadata, _ in positions
-            }
-            try:
-                with naming_rights(self._group, positions[0].due.topic):
-                    await self.client.commit(offsets)
-            except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
-                raise CommitFailed(self._group, error) from error
-            await self._run(self._member.committed(positions))
+            while positions := await self._run(self._member.positions(time.time_ns() // 1_000_000)):
+                if await self._store(positions):
+                    await self._run(self._member.committed(positions))
+                    return
+
+    async def _store(self, positions: Sequence[CommitPosition]) -> bool:
+        """False: the broker allows less metadata, and another try is worth it."""
+        offsets = {
+            TopicPartition(due.topic, due.partition): (due.offset, metadata + END) for due, metadata, _ in positions
+        }
+        try:
+            with naming_rights(self._group, positions[0].due.topic):
+                await self.client.commit(offsets)
+        except OffsetMetadataTooLargeError:
+            if self._member.refused(positions):
+                return False
+            raise
+        except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
+            raise CommitFailed(self._group, error) from error
+        return True
 
     def position(self, partition: TopicPartition) -> int | None:
         """Where it is read next, which is what `commit` stores; None while `auto_offset_reset` decides.

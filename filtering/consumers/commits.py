@@ -90,6 +90,7 @@ class WriteMarks(NamedTuple):
 
     due: PendingCommit
     characters: int
+    characters_max: int
 
 
 class DeleteMarks(NamedTuple):
@@ -105,7 +106,7 @@ class MarksTooLarge(BadFilterSetting):
         super().__init__(
             "marks_topic", None,
             f"needed, a compacted topic: the marks of {topic}-{partition} ({pairs} pairs) take {size} characters in "
-            f"the commit, the broker allows {allowed} (offset.metadata.max.bytes). {_TAKEN_BY}",
+            f"the commit, the broker allows {allowed} at most (offset.metadata.max.bytes). {_TAKEN_BY}",
         )  # fmt: skip
         self.topic, self.partition, self.size, self.size_max, self.pairs = topic, partition, size, allowed, pairs
 
@@ -114,7 +115,7 @@ def marks_topic_needed(call: ReadMarks | WriteMarks) -> BadFilterSetting:
     """The refusal of a consumer that has no topic for marks."""
     if isinstance(call, WriteMarks):
         due = call.due
-        return MarksTooLarge(due.topic, due.partition, call.characters, METADATA_CHARACTERS_MAX, len(due.marks))
+        return MarksTooLarge(due.topic, due.partition, call.characters, call.characters_max, len(due.marks))
     return BadFilterSetting("marks_topic", None, f"needed: the marks of a committed position lie in one. {_TAKEN_BY}")
 
 
@@ -132,6 +133,7 @@ class Commits:
     def __init__(self, group: str, carrier: str) -> None:
         self._group, self._carrier = group, carrier
         self._stored: dict[TopicPartition, Stored] = {}
+        self._characters_max = METADATA_CHARACTERS_MAX
 
     def read(
         self, partition: TopicPartition, offset: int | None, metadata: str | None
@@ -152,11 +154,20 @@ class Commits:
         for one in due:
             stored: Stored | None = None
             metadata = encode(CommittedPosition(one.marks, None, one.startpoint, self._carrier))
-            if len(metadata) > METADATA_CHARACTERS_MAX:
-                stored = yield WriteMarks(one, len(metadata))
+            if len(metadata) > self._characters_max:
+                stored = yield WriteMarks(one, len(metadata), self._characters_max)
                 metadata = encode(CommittedPosition(None, stored, one.startpoint, self._carrier))
             found.append(CommitPosition(one, metadata, stored))
         return found
+
+    def refused(self, positions: Sequence[CommitPosition]) -> bool:
+        """The broker allows less than Kafka's default: from now on less fits.
+
+        Returns whether another try is worth it: the longest metadata held its marks.
+        """
+        longest = max(positions, key=lambda one: len(one.metadata))
+        self._characters_max = len(longest.metadata) - 1
+        return longest.stored is None
 
     def stored(self, positions: Sequence[CommitPosition]) -> Generator[DeleteMarks, Any, None]:
         """The client has committed these: marks of the commits that they replace are deleted."""

@@ -22,7 +22,7 @@ with needed_by("filtering.consumers.confluent"):
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from filtering.consumers.assignment import FilterSettings, Spans
 from filtering.consumers.commits import (
@@ -212,9 +212,16 @@ class ReplayFilteredConsumer(ClosedAtExit):
         and commit again. Raises MissingRight, KafkaException for what does not pass, BadFilterSetting for marks that do
         not fit. After any of them nothing is committed, and what follows the last commit is read again.
         """
-        if positions := self._positions():
-            self._store(positions)
+        while positions := self._positions():
+            try:
+                self._store(positions)
+            except KafkaException as error:
+                is_too_large = error.args[0].code() == KafkaError.OFFSET_METADATA_TOO_LARGE
+                if is_too_large and self._member.refused(positions):
+                    continue
+                raise
             self._run(self._member.committed(positions))
+            return
 
     def position(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Where each is read next, which is what `commit` stores; OFFSET_INVALID where `auto.offset.reset` decides.

@@ -300,6 +300,10 @@ class GroupMember:
         """What a commit says now; marks that do not fit beside an offset are stored before this returns."""
         return (yield from self._commits.of(self.assignment.due(now_ms)))
 
+    def refused(self, positions: Sequence[CommitPosition]) -> bool:
+        """As `Commits.refused`."""
+        return self._commits.refused(positions)
+
     def committed(self, positions: Sequence[CommitPosition]) -> Steps[None]:
         """The commit is stored: the marks that it replaced are deleted, and startpoints are consumed."""
         self.assignment.committed([one.due for one in positions])

@@ -4,6 +4,7 @@ Each node is broker and controller (KRaft). Everything lives below one directory
 process id. They run from Maven's jars (`make jars`) or in containers: tests/kafka/broker_processes.py.
 """
 
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -47,7 +48,9 @@ class KafkaCluster:
         nodes: int = 1,
         settings: dict[str, str] | None = None,
         jvm: Sequence[str] = QUICK_START,
+        at: "KafkaCluster | None" = None,
     ) -> None:
+        """At: the addresses of another cluster, which is away."""
         self.directory, self.nodes, self._jvm = directory, range(1, nodes + 1), jvm
         self._settings = settings or {}
         self._brokers: dict[int, BrokerProcess] = {}
@@ -57,6 +60,8 @@ class KafkaCluster:
         ports = free_ports(2 * nodes, self._reserved)
         self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
         self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
+        if at is not None:
+            self._ports, self._controllers = at.addresses
         self.cluster_id = new_cluster_id()
 
     @property
@@ -67,6 +72,11 @@ class KafkaCluster:
     @property
     def bootstrap_servers(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
+
+    @property
+    def addresses(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The ports of the brokers and of the controllers, by node."""
+        return self._ports, self._controllers
 
     def log_directory(self, node: int = 1) -> Path:
         """The directory of this node's topic partitions."""
@@ -95,6 +105,14 @@ class KafkaCluster:
     def kill(self, node: int = 1) -> None:
         """kill -9."""
         self._end(node, signal.SIGKILL)
+
+    def send_signal(self, how: signal.Signals, node: int = 1) -> None:
+        """Stop a broker's process where it stands, or let it go on."""
+        os.kill(self._brokers[node].pid, how)
+
+    def is_running(self, node: int = 1) -> bool:
+        """Whether it was started, and not ended since."""
+        return node in self._running
 
     def shut_down(self, node: int = 1) -> None:
         """SIGTERM: the broker leaves its clean-shutdown marker."""
