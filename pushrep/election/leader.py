@@ -18,7 +18,7 @@ last for weeks.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from pushrep.election.epochs import NO_EPOCH, LogEnds
@@ -52,6 +52,14 @@ class AppendTimes:
         """When the record at `offset` was appended, at most MARK_EVERY_MS too early; None if there is none."""
         at = bisect_right(self._marks, offset, key=lambda mark: mark[0])
         return self._marks[max(0, at - 1)][1] if self._marks else None
+
+    def every(self, ms: int) -> Iterator[tuple[int, int]]:
+        """Marks (base offset, time), so far apart."""
+        last_ms = None
+        for mark in self._marks:
+            if last_ms is None or mark[1] - last_ms >= ms:
+                last_ms = mark[1]
+                yield mark
 
     def forget(self, offset: int, before_ms: int) -> None:
         """Drop marks below `offset`, which nobody lacks, and thin out marks older than `before_ms`."""

@@ -7,6 +7,7 @@ Loads no Kafka client: the room's other modules do, and are imported when someth
 
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
+    AnotherCluster,
     CorruptDestinationsFile,
     DestinationAhead,
     DestinationRefused,
@@ -21,6 +22,7 @@ from pushrep.kafka.errors import (
 )
 
 __all__ = [
+    "AnotherCluster",
     "CorruptDestinationsFile",
     "DestinationAhead",
     "DestinationRefused",

@@ -17,9 +17,13 @@ So where the system allows it, the socket's buffer is large enough for everythin
 import asyncio
 import random
 import socket
+import ssl
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.abc import AbstractTokenProvider
@@ -35,7 +39,7 @@ from aiokafka.util import wait_for
 from filtering import MissingRight
 from pushrep.kafka.answers import Code
 from pushrep.kafka.destination import KafkaDestination, Token
-from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
+from pushrep.kafka.errors import AnotherCluster, KafkaUnreachable, TopicMissing
 from pushrep.records.header import Buffer
 
 _T = TypeVar("_T")
@@ -103,6 +107,8 @@ _TRANSACTIONS = 1
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
 _CLOSE_S = 1.0
+_SILENT_S = 1.0
+TAKES_NO_CONNECTION, DOES_NOT_ANSWER = "takes no connection", "does not answer"
 UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError, KafkaUnreachable)
 """What is raised when a broker does not answer, not in Kafka's language, or with an error that may pass."""
 
@@ -117,6 +123,22 @@ def right_missing(operation: str, resource: str, name: str, error_code: int) -> 
     return KafkaUnreachable(str(MissingRight(operation, resource, name, Code.name_of(error_code))), "Kafka refuses")
 
 
+def _note_or_raise(failed: dict[int, KafkaUnreachable] | None, partition: int, error: KafkaUnreachable) -> None:
+    if failed is None:
+        raise error
+    failed[partition] = error
+
+
+@dataclass(slots=True)
+class KnownBrokers:
+    """What is known of a cluster, across the sessions of a process. cluster_id: held against each connection; None: not
+    known yet. addresses: of brokers that were seen alive, by their ids.
+    """
+
+    cluster_id: str | None = None
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+
 class PartitionBounds(NamedTuple):
     """Offsets of a Kafka partition that can be read: [start, end)."""
 
@@ -124,24 +146,80 @@ class PartitionBounds(NamedTuple):
     end: int
 
 
-class Cluster:
-    """See the file's map. leaders: by Kafka partition its broker, if known; partitions: how many there are."""
+@dataclass(slots=True)
+class _Silence:
+    """Of a broker. since_s: the last answer, or the first request without one. waiting: requests now."""
 
-    def __init__(self, destination: KafkaDestination, topic: str) -> None:
+    since_s: float
+    what: str = ""
+    waiting: int = 0
+
+
+class Cluster:
+    """See the file's map. leaders: by Kafka partition its broker, if known; partitions: how many there are.
+
+    Brokers that were seen alive are asked before `bootstrap_servers`, of which none may be left. Those of another
+    cluster (addresses are used again) are sent nothing.
+    """
+
+    def __init__(self, destination: KafkaDestination, topic: str, known: KnownBrokers | None = None) -> None:
         self._destination, self._topic = destination, topic
-        self._ssl_context = destination.ssl_context()
-        self._addresses: dict[int, tuple[str, int]] = {}
+        self._known = known or KnownBrokers()
+        self._ssl_context: ssl.SSLContext | None = None
+        self._addresses = self._known.addresses
+        self._alive: list[tuple[str, int]] = []
         self._connections: dict[int, Connection] = {}
         self._connecting: dict[int, asyncio.Task[Connection]] = {}
         self._left: list[asyncio.Future[None]] = []
+        self._silences: dict[int, _Silence] = {}
         self.leaders: dict[int, int] = {}
         self.partitions = 0
 
+    @contextmanager
+    def awaiting(self, node: int, what: str) -> Iterator[None]:
+        """What runs in here waits for this broker, which `what` (if that takes long) until it has answered once."""
+        silence = self._silences.setdefault(node, _Silence(monotonic()))
+        silence.waiting, silence.what = silence.waiting + 1, what
+        try:
+            yield
+        except TimeoutError:
+            silence.waiting -= 1
+            raise
+        except BaseException:
+            self._ended(node, silence)
+            raise
+        self._ended(node, silence)
+
+    def _ended(self, node: int, silence: _Silence) -> None:
+        silence.waiting, silence.since_s = silence.waiting - 1, monotonic()
+        if not silence.waiting:
+            self._silences.pop(node, None)
+
+    def silent(self, least_s: float) -> dict[int, tuple[str, float]]:
+        """By broker that leads a partition or is waited for: what it has done for so long, and how many seconds."""
+        now_s, found = monotonic(), {}
+        for node, one in self._silences.items():
+            if now_s - one.since_s >= least_s and (one.waiting or node in self.leaders.values()):
+                host, port = self._addresses.get(node, ("", ""))
+                found[node] = f"broker {node} at {host}:{port} {one.what}", now_s - one.since_s
+        return found
+
+    @property
+    def destination(self) -> KafkaDestination:
+        """The destination by the brokers of the last metadata, or, before it, by all that are known."""
+        known = self._alive or list(self._addresses.values())
+        servers = [f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in known]
+        if not self._alive:
+            servers.append(self._destination.bootstrap_servers)
+        return replace(self._destination, bootstrap_servers=",".join(servers))
+
     async def refresh(self) -> None:
-        """Ask the brokers who leads which partition. Raises KafkaUnreachable, TopicMissing."""
+        """Ask the brokers who leads which partition. Raises KafkaUnreachable, TopicMissing, AnotherCluster."""
         request = MetadataRequest([self._topic], allow_auto_topic_creation=False)
         response = await self._ask_any(request)
-        self._addresses = {broker[0]: (broker[1], broker[2]) for broker in response.brokers}
+        found = {broker[0]: (broker[1], broker[2]) for broker in response.brokers}
+        self._addresses.update(found)
+        self._alive = list(found.values())
         for error_code, topic, _, partitions in response.topics:
             if topic != self._topic:
                 continue
@@ -163,7 +241,12 @@ class Cluster:
                 raise KafkaUnreachable(f"broker {node} is not known any more")
             task = self._connecting[node] = asyncio.ensure_future(self._connect(*self._addresses[node]))
             task.add_done_callback(lambda _: self._connecting.pop(node, None))
-        connection = self._connections[node] = await asyncio.shield(task)
+        try:
+            with self.awaiting(node, TAKES_NO_CONNECTION):
+                connection = self._connections[node] = await asyncio.shield(task)
+        except AnotherCluster as error:
+            self._addresses.pop(node, None)
+            raise KafkaUnreachable(f"broker {node} at {error.servers} is of cluster {error.found} now") from error
         return connection
 
     def connection_of(self, partition: int) -> Connection | None:
@@ -191,19 +274,28 @@ class Cluster:
         start = (await self._offsets([partition], _EARLIEST))[partition]
         return PartitionBounds(start, (await self.ends([partition]))[partition])
 
-    async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The end offsets of many partitions; one request a broker. Raises as `bounds`."""
-        return await self._offsets(partitions, _LATEST)
+    async def ends(
+        self, partitions: Iterable[int], failed: dict[int, KafkaUnreachable] | None = None
+    ) -> dict[int, int]:
+        """The end offsets of many partitions; one request a broker. Raises as `bounds`.
 
-    async def _offsets(self, partitions: Iterable[int], which: int) -> dict[int, int]:
+        failed: gets the error of a partition that has one, and keeps no other from being answered.
+        """
+        return await self._offsets(partitions, _LATEST, failed)
+
+    async def _offsets(
+        self, partitions: Iterable[int], which: int, failed: dict[int, KafkaUnreachable] | None = None
+    ) -> dict[int, int]:
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, int]:
             asked = [(partition, which) for partition in of_node]
             response = await self.ask(node, OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, asked)]))
             found = {}
             for partition, error_code, _, offset in response.topics[0][1]:
                 if error_code:
-                    raise broker_refused(f"the end of {self._topic}-{partition}", error_code)
-                found[partition] = int(offset)
+                    refused = broker_refused(f"the end of {self._topic}-{partition}", error_code)
+                    _note_or_raise(failed, partition, refused)
+                else:
+                    found[partition] = int(offset)
             return found
 
         return await self._of_brokers(ask, partitions)
@@ -212,22 +304,32 @@ class Cluster:
         """Batches from the one that holds `offset` on, the last one perhaps cut off. Raises as `bounds`."""
         return (await self.fetch_many({partition: offset}, size_bytes))[partition]
 
-    async def fetch_many(self, offsets: Mapping[int, int], size_bytes: int = _FETCH_BYTES) -> dict[int, bytes]:
+    async def fetch_many(
+        self,
+        offsets: Mapping[int, int],
+        size_bytes: int = _FETCH_BYTES,
+        *,
+        wait_ms: int = _FETCH_WAIT_MS,
+        failed: dict[int, KafkaUnreachable] | None = None,
+    ) -> dict[int, bytes]:
         """The same for many partitions, by their offsets; one request a broker.
 
-        At least one partition gets data if any of them has some. Raises as `bounds`.
+        At least one partition gets data if any of them has some. wait_ms: for how long brokers wait for data. failed:
+        as for `ends`. Raises as `bounds`.
         """
 
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, bytes]:
             asked = [(partition, offsets[partition], size_bytes) for partition in of_node]
-            request = FetchRequest(_FETCH_WAIT_MS, 1, size_bytes, _READ_UNCOMMITTED, [(self._topic, asked)])
+            request = FetchRequest(wait_ms, 1, size_bytes, _READ_UNCOMMITTED, [(self._topic, asked)])
             found = {}
             for one in (await self.ask(node, request)).topics[0][1]:
                 if one[1] == Code.TOPIC_AUTHORIZATION_FAILED:
                     raise right_missing("READ", "topic", self._topic, one[1])
                 if one[1]:
-                    raise broker_refused(f"reading {self._topic}-{one[0]} from offset {offsets[one[0]]}", one[1])
-                found[one[0]] = bytes(one[-1] or b"")
+                    what = f"reading {self._topic}-{one[0]} from offset {offsets[one[0]]}"
+                    _note_or_raise(failed, one[0], broker_refused(what, one[1]))
+                else:
+                    found[one[0]] = bytes(one[-1] or b"")
             return found
 
         return await self._of_brokers(ask, offsets)
@@ -249,7 +351,8 @@ class Cluster:
         """A broker's answer. Raises what UNREACHABLE names."""
         connection = await self.connection(node)
         try:
-            return await connection.send(request)
+            with self.awaiting(node, DOES_NOT_ANSWER):
+                return await connection.send(request)
         except TimeoutError:
             self.drop(node)
             raise
@@ -284,12 +387,13 @@ class Cluster:
 
     async def _ask_any(self, request: Any) -> Any:
         failure: object = "no broker is known"
+        other: AnotherCluster | None = None
         nodes = list(self._addresses)
         random.shuffle(nodes)
-        for node in nodes:
+        silent = self.silent(_SILENT_S)
+        for node in sorted(nodes, key=silent.__contains__):  # those that keep others waiting come last
             try:
-                connection = await self.connection(node)
-                return await connection.send(request)
+                return await self.ask(node, request)
             except UNREACHABLE as error:
                 failure = error
                 self.drop(node)
@@ -303,12 +407,17 @@ class Cluster:
                     return await connection.send(request)
                 finally:
                     self._leave(connection)
+            except AnotherCluster as error:
+                other = error
             except UNREACHABLE as error:
                 failure = error
+        if other is not None:
+            raise other
         raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
 
     async def _connect(self, host: str, port: int) -> Connection:
         destination = self._destination
+        self._ssl_context = self._ssl_context or destination.ssl_context()
         made = Connection(
             host,
             port,
@@ -322,7 +431,20 @@ class Cluster:
             sasl_oauth_token_provider=None if (token := destination.sasl_oauth_token) is None else _Tokens(token),
         )
         await made.connect()
+        try:
+            await self._check_cluster(made)
+        except BaseException:
+            self._leave(made)
+            raise
         return made
+
+    async def _check_cluster(self, made: Connection) -> None:
+        if (expected := self._known.cluster_id) is None:
+            return
+        answer = await made.send(MetadataRequest([], allow_auto_topic_creation=False))
+        found = getattr(answer, "cluster_id", None)  # versions from 2 on have it
+        if found not in {None, expected}:
+            raise AnotherCluster(self._topic, f"{made.host}:{made.port}", expected=expected, found=str(found))
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types

@@ -1,6 +1,7 @@
 """Why records can't be shipped to a Kafka topic, named for what the caller does next.
 
 DestinationRefused, TopicMissing   change or make the topic         ShippingStopped   look at the record it names
+AnotherCluster                     correct bootstrap_servers
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
 OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep outbox rebase
 CorruptDestinationsFile            restore or remove the file       OutboxTakenOver   close one of two instances
@@ -31,6 +32,21 @@ class TopicMissing(ShippingError):
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist: make it, with cleanup.policy=delete")
         self.topic = topic
+
+
+class AnotherCluster(ShippingError):
+    """Brokers of another cluster answer where the topic's cluster was. Nothing is sent to them.
+
+    `expected` is the topic's cluster id, `found` theirs.
+    """
+
+    def __init__(self, topic: str, servers: str, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"topic {topic} is in Kafka cluster {expected}, and {servers} answers as cluster {found}: nothing is sent "
+            "there. Correct bootstrap_servers. If the outbox is to ship to that cluster from now on, stop the service, "
+            f"then: pushrep outbox skip all --directory DIRECTORY --topic {topic}"
+        )
+        self.topic, self.servers, self.expected, self.found = topic, servers, expected, found
 
 
 class DestinationAhead(ShippingError):

@@ -1,8 +1,8 @@
 """Carries out the fence at one topic for a session: fence_rules.py decides, this module asks the brokers.
 
-    FenceDriver.begin ─▶ init ─▶ add ─▶ end ─▶ markers ─▶ (the session matches) ─▶ matched ─▶ producer id and epoch
-    FenceDriver.renew ─▶ (init, where the end raises no epoch) ─▶ add ─▶ end ─▶ markers ─▶ the next epoch
-                         when `wants_renewal`, and nothing is under way
+    init ─▶ transaction over the partitions that have a leader and lost nothing ─▶ the marker of each, broker by broker
+               ▲                                                                          │
+               └── partitions that have a leader later, or need another epoch             └─▶ on_marked(partition)
 
 Transactional id: pushrep-<outbox id>-<topic id>, with -<directory id> for a copy, which must not stop the original. A
 renewal is due at a quarter of `transactional.id.expiration.ms`, before the coordinator forgets the id, and at half of
@@ -11,8 +11,9 @@ renewal is due at a quarter of `transactional.id.expiration.ms`, before the coor
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import Any, Protocol
 from uuid import UUID
 
 from aiokafka.errors import IncompatibleBrokerVersion
@@ -29,7 +30,9 @@ from pushrep.kafka.fence_rules import (
     Effect,
     Event,
     Fence,
+    FencedPartitions,
     FenceState,
+    PartitionState,
     ProducerId,
     coordinator_reaction_to,
 )
@@ -49,13 +52,14 @@ _LOG = logging.getLogger("pushrep.kafka")
 _BAD = core.FenceRefused | core.NotAllowed
 _TRANSACTION_MS_MAX = 900_000  # brokers' default of transaction.max.timeout.ms
 _TRANSACTION_MS_MIN = 1_000
-_MARKERS_WITHIN_MS = 30_000
 _SOON_MS, _SOON_TRIES = 20, 50
 _TRANSACTIONS_TOPIC = "__transaction_state"
 _TOO_FEW_BROKERS = "transaction.state.log.replication.factor (Kafka's default: 3) is above their number"
 _TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it at the first request, if they can
-_NOT_DRAINED_MS = 30_000  # how long other partitions wait at most for one that does not drain
-_LATER_MS = 600_000
+_LOOK_S_MIN, _LOOK_S_MAX = 0.005, 0.2  # between two looks for markers: a fetch that waits would keep batches waiting
+_WATCH_S = 1.0
+_REFRESH_MS = 500
+_TOGETHER_S = 0.05  # partitions whose ends are being asked for may get into the same transaction
 
 
 Leads = Callable[[], bool]
@@ -65,9 +69,6 @@ Leads = Callable[[], bool]
 def transactional_id(outbox_id: str, topic_id: UUID, copy_id: str | None = None) -> str:
     """The fence's transactional id. copy_id: the directory id of a copy whose original may be in use; None: no copy."""
     return f"pushrep-{outbox_id}-{topic_id}" + ("" if copy_id is None else f"-{copy_id}")
-
-
-UntilDone = Callable[[Callable[[], Awaitable[Event]]], Awaitable[Event]]
 
 
 class Fencing:
@@ -91,113 +92,200 @@ class Fencing:
         """The fence of the present topic; None before it was seen, and without fencing."""
 
     def driver(
-        self, facts: TopicFacts, cluster: Cluster, until_done: UntilDone, *, has_shipped: bool
-    ) -> "FenceDriver | None":
+        self, session: "FencedSession", facts: TopicFacts, cluster: Cluster, *, has_shipped: bool
+    ) -> "FenceDriver":
         """The driver of a session. has_shipped: the topic is known to hold records of an earlier opening."""
         mode = self._destination.fence
-        if mode == "off":
-            return None
-        new = Fence(self._leads is not None, is_required=mode == "required", has_shipped=has_shipped)
-        self.newest = self._fences.setdefault(facts.topic_id, new)
+        if mode != "off":
+            new = Fence(self._leads is not None, is_required=mode == "required", has_shipped=has_shipped)
+            self.newest = self._fences.setdefault(facts.topic_id, new)
         name = transactional_id(self._outbox_id, facts.topic_id, self._copy_id)
-        given = self._destination, facts, cluster, until_done, self._clock
-        return FenceDriver(self.newest, name, self._leads, *given)
+        return FenceDriver(self.newest, name, self._leads, self._destination, facts, cluster, session, self._clock)
+
+
+class FencedSession(Protocol):
+    """What the driver needs of a session."""
+
+    async def ends(self, node: int, partitions: Collection[int]) -> dict[int, int]:
+        """The ends of a broker's partitions; those that it does not tell are left out."""
+        ...
+
+    async def check_loss(self, partition: int, end: int) -> None:
+        """Find out whether it lost records, which a marker would hide. Raises TopicLostRecords."""
+        ...
+
+    def acknowledged_end(self, partition: int) -> int | None:
+        """The end of all that was sent; None while something is not acknowledged."""
+        ...
+
+    def on_marked(self, partition: int) -> None:
+        """It may be matched, or after a renewal be shipped to."""
+        ...
+
+    def note_fence(self, why: str | None) -> None:
+        """Why partitions wait for the fence; None: they don't."""
+        ...
+
+    def refresh_soon(self) -> None:
+        """Ask who leads which partition."""
+        ...
+
+    def run_beside(self, work: Awaitable[None]) -> object:
+        """Run it until the session ends, which an error of it does."""
+        ...
 
 
 class FenceDriver:
-    """See the file's map; for one session. until_done: retries for a while (recovery.py)."""
+    """See the file's map; for one session. fence: None: no instance is fenced."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a fence stands on
         self,
-        fence: Fence,
+        fence: Fence | None,
         name: str,
         leads: Leads | None,
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
-        until_done: UntilDone,
+        session: FencedSession,
         clock: Clock,
     ) -> None:
         self._fence, self._name, self._leads, self._destination = fence, name, leads, destination
-        self._facts, self._cluster, self._until_done, self._clock = facts, cluster, until_done, clock
+        self._facts, self._cluster, self._session, self._clock = facts, cluster, session, clock
         self._transaction_ms = _TRANSACTION_MS_MAX
         self._coordinator: int | None = None
         self._no_coordinator_since_ms: int | None = None
-        self._unmarked: dict[int, int] = {}  # by Kafka partition, where the search for its marker goes on
-        self._ends: dict[int, int] = {}  # where the search began, for partitions with only markers since
-        self.markers: dict[int, tuple[int, int]] = {}
-        """Of each Kafka partition, from its end before the transaction to behind the fence's marker, if only control
-        batches lie there; partitions in which other batches came are left out."""
+        self._times_anew = 0
+        self._seeking: set[int] = set()  # brokers whose partitions are read for markers
+        self._missing: set[int] = set()  # partitions whose marker has not come in time
+        self._refresh_at_ms = 0
+        self._wake, self._look_now = asyncio.Event(), asyncio.Event()
         expirations_ms = facts.transactional_id_expiration_ms // 4, facts.producer_id_expiration_ms // 2
-        self._renew_every_ms = max(1, min(expirations_ms))
-        self._renew_at_ms = 0
-        self._wait_until_ms: int | None = None
+        self.partitions = FencedPartitions(max(cluster.partitions, facts.partitions), max(1, min(expirations_ms)))
 
-    @property
-    def ships_fenced(self) -> bool:
-        """Whether batches go under the fence's producer id; not while it is renewed."""
-        return self._fence.state is FenceState.SHIPPING
-
-    @property
-    def _partitions(self) -> int:
-        """All known partitions of the topic, also those that the last broker asked does not know yet."""
-        return max(self._cluster.partitions, self._facts.partitions)
-
-    async def begin(self) -> None:
-        """Fence all other instances, except those of `Fence.earlier_unfenced`.
+    async def run(self) -> None:
+        """Fence, partition by partition, until cancelled.
 
         Without the right, or with brokers that can't fence, it goes on without a fence or, if one is required, raises
         DestinationRefused. Raises OutboxTakenOver, BeginsAnew, TopicMissing.
         """
-        await self._run(core.Begun())
+        self._session.run_beside(self._look())
+        if self._fence is not None:
+            await self._drive(core.Begun())
+            self._times_anew = self._fence.times_anew
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            if overdue := self.partitions.overdue(now_ms):
+                self._missing.update(overdue)
+                self._note(f"no marker came into partition {overdue[0]}")
+            for partition in list(self.partitions.drain_due(now_ms)):
+                if (end := self._session.acknowledged_end(partition)) is not None:
+                    self.partitions.on_drained(partition, end)
+            if self.partitions.in_state(PartitionState.LOOKED_AT):
+                await self._pause(self._wake, _TOGETHER_S)
+            if listed := self.partitions.next_transaction():
+                await self._transaction(listed)
+            await self._pause(self._wake, _WATCH_S if self.partitions.is_settled else _LOOK_S_MAX)
 
-    def matched(self) -> ProducerId | None:
-        """The producer id and epoch for shipping, from sequence number 0; None without a fence."""
-        if self._fence.state is FenceState.MATCH:
-            self._shipping(self._fence.on(core.Matched()))
-        return self._fence.producer if self.ships_fenced else None
+    def begin_again(self, partition: int) -> None:
+        """The broker knows our producer no more, or refuses it."""
+        self.partitions.on_lost_place(partition)
+        self._look_now.set()
 
-    def wants_renewal(self) -> bool:
-        """Whether the fence has to be renewed before anything new is sent."""
-        now_ms = self._clock.monotonic_ms()
-        has_leaders = len(self._cluster.leaders) == self._partitions  # so that all can get a marker
-        if not self.ships_fenced or now_ms < self._renew_at_ms or not has_leaders:
-            return False
-        if self._wait_until_ms is None:
-            self._wait_until_ms = now_ms + _NOT_DRAINED_MS
-        elif now_ms > self._wait_until_ms:
-            self._renew_at_ms, self._wait_until_ms = now_ms + min(_LATER_MS, self._renew_every_ms), None
-            return False
-        return True
+    @staticmethod
+    async def _pause(event: asyncio.Event, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        event.clear()
 
-    async def renew(self) -> None:
-        """Get the next epoch, which `matched` then returns. Nothing may be in flight. Raises as `begin`."""
-        await self._run(core.RenewalDue())
-        if self._fence.state is FenceState.MATCH:
-            raise BeginsAnew(f"{self._facts.topic}: another instance may have shipped meanwhile")
+    async def _look(self) -> None:
+        """Have partitions that got a leader checked, and their markers looked for; ask for leaders that are missing."""
+        while True:
+            leaders, now_ms = self._cluster.leaders, self._clock.monotonic_ms()
+            found: dict[int, list[int]] = {}
+            for partition in self.partitions.on_leaders(leaders, now_ms):
+                found.setdefault(leaders[partition], []).append(partition)
+            for node, some in found.items():
+                self._session.run_beside(self._check(node, some))
+            for node in {leaders[one] for one in self.partitions.in_state(PartitionState.SOUGHT) if one in leaders}:
+                if node not in self._seeking:
+                    self._seeking.add(node)
+                    self._session.run_beside(self._seek(node))
+            if self.partitions.lacks_leader and now_ms >= self._refresh_at_ms:
+                self._refresh_at_ms = now_ms + _REFRESH_MS
+                self._session.refresh_soon()
+            is_settled = self.partitions.is_settled and not self.partitions.lacks_leader
+            await self._pause(self._look_now, _WATCH_S if is_settled else _LOOK_S_MAX)
+
+    async def _check(self, node: int, partitions: Collection[int]) -> None:
+        ends = await self._session.ends(node, partitions)
+        for partition in partitions:
+            self._session.run_beside(self._check_loss(partition, ends.get(partition)))
+
+    async def _check_loss(self, partition: int, end: int | None) -> None:
+        if end is not None:
+            await self._session.check_loss(partition, end)
+        self.partitions.on_looked_at(partition, end)
+        self._wake.set()
+
+    def _note(self, why: str | None) -> None:
+        if why is not None:
+            why = f'{why}; KafkaDestination(fence="off") waits for no fence, and shuts no other instance out'
+        if why is not None or not self._missing:
+            self._session.note_fence(why)
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
-    async def _run(self, event: Event) -> None:
-        effect = self._fence.on(event)
+    async def _transaction(self, listed: Collection[int]) -> None:
+        fence = self._fence
+        if fence is not None and fence.state is FenceState.READY:
+            await self._drive(core.Due(listed, is_renewal=self.partitions.is_renewal(listed)))
+        if fence is None or fence.state is FenceState.UNFENCED:
+            for partition in self.partitions.on_unfenced():
+                self._session.on_marked(partition)
+
+    async def _drive(self, event: Event) -> None:
+        """Carry out effects until the next transaction is due. Raises as `run`."""
+        assert self._fence is not None, "it decides"
         while True:
+            effect = self._fence.on(event)
+            if self._fence.times_anew != self._times_anew and isinstance(event, core.MembersAnswered | core.Given):
+                self._times_anew = self._fence.times_anew
+                if not isinstance(effect, core.RefuseShipping) and self.partitions.are_known:
+                    raise BeginsAnew(f"{self._facts.topic}: another instance may have shipped meanwhile")
             match effect:
-                case core.Match():
+                case core.Await():
                     return
-                case core.Ship():
-                    self._shipping(effect)
+                case core.SeekMarkers(producer):
+                    self.partitions.on_ended(producer, self._clock.monotonic_ms())
+                    self._look_now.set()
+                    return
+                case core.ShipUnfenced():
+                    _LOG.warning(
+                        "%s is shipped to without a fence, so another instance is not stopped: %s",
+                        self._facts.topic,
+                        self._fence.why_unfenced,
+                    )
                     return
                 case core.RefuseShipping(why, is_taken_over):
                     if is_taken_over:
                         raise OutboxTakenOver(self._facts.topic, why)
                     raise DestinationRefused(self._facts.topic, "fence", "required", why)
-            effect = self._fence.on(await self._event_of(effect))
+            event = await self._event_of(effect)
 
     async def _event_of(self, effect: Effect) -> Event:
-        async def perform() -> Event:
-            return await self._perform(effect)
-
-        event = await self._until_done(perform)
+        failures = 0
+        while True:
+            try:
+                event = await self._perform(effect)
+                break
+            except UNREACHABLE as error:
+                if isinstance(error, KafkaUnreachable) and error.error_code is not None:
+                    self._note(str(error))
+                failures += 1
+                self._session.refresh_soon()
+                await asyncio.sleep(backoff_of(self._destination).pause_s(failures))
+        self._note(None)
         if isinstance(event, core.FenceRefused):
             _LOG.info("%s: transactional id %s: %s", self._facts.topic, self._name, event.why)
             await asyncio.sleep(backoff_of(self._destination).pause_s(1))
@@ -207,16 +295,12 @@ class FenceDriver:
         match effect:
             case core.InitProducer(named):
                 return await self._init(named)
-            case core.AddPartitions(producer):
-                self._unmarked = await self._cluster.ends(range(self._partitions))
-                self._ends, self.markers = dict(self._unmarked), {}
-                topics = [(self._facts.topic, list(self._unmarked))]
+            case core.AddPartitions(producer, partitions):
+                topics = [(self._facts.topic, list(partitions))]
                 answer = await self._ask(AddPartitionsToTxnRequest(self._name, *producer, topics))
                 return answer if isinstance(answer, _BAD) else core.Added()
             case core.AbortTransaction(producer):
                 return await self._abort(producer)
-            case core.ReadMarkers(producer):
-                return await self._read_markers(producer)
             case core.AskMembers():
                 assert self._leads is not None, "without members nobody is asked"
                 return core.MembersAnswered(await in_thread(self._leads))
@@ -245,30 +329,60 @@ class FenceDriver:
             return answer
         return core.Ended(ProducerId(answer.producer_id, answer.producer_epoch) if bumps_epoch else None)
 
-    async def _read_markers(self, producer: ProducerId) -> Event:
-        until_ms = self._clock.monotonic_ms() + _MARKERS_WITHIN_MS
-        while self._unmarked:
-            try:
-                found = await self._cluster.fetch_many(self._unmarked)
-            except KafkaUnreachable as error:
-                if error.error_code == Code.OFFSET_OUT_OF_RANGE:
-                    raise BeginsAnew(f"{self._facts.topic} lost its end: {error}") from error
-                raise
-            for partition, data in found.items():
-                for batch in whole_batches(data):
-                    header = batch.header
-                    self._unmarked[partition] = max(self._unmarked[partition], header.next_offset)
-                    if not header.is_control:
-                        self._ends.pop(partition, None)
-                    is_own = header.is_control and header.producer_id == producer.id
-                    if is_own and header.producer_epoch >= producer.epoch:
-                        end = self._unmarked.pop(partition)
-                        if partition in self._ends:
-                            self.markers[partition] = self._ends[partition], end
-                        break
-            if self._unmarked and self._clock.monotonic_ms() > until_ms:
-                raise BeginsAnew(f"no marker of {producer} came into {self._facts.topic}-{min(self._unmarked)}")
-        return core.MarkersRead()
+    # -- markers ---------------------------------------------------------------------------------------------------
+
+    async def _seek(self, node: int) -> None:
+        """Read a broker's partitions until each has its marker. Raises BeginsAnew."""
+        pause_s = _LOOK_S_MIN
+        try:
+            while sought := self._sought_at(node):
+                failed: dict[int, KafkaUnreachable] = {}
+                offsets = {partition: self.partitions[partition].read_to for partition in sought}
+                found = await self._cluster.fetch_many(offsets, wait_ms=0, failed=failed)
+                for partition, error in failed.items():
+                    if error.error_code == Code.OFFSET_OUT_OF_RANGE:
+                        raise BeginsAnew(f"{self._facts.topic}-{partition} lost its end: {error}") from error
+                for partition, data in found.items():
+                    self._read(partition, data)
+                if failed:
+                    self._session.refresh_soon()
+                pause_s = _LOOK_S_MIN if any(found.values()) else min(2 * pause_s, _LOOK_S_MAX)
+                await asyncio.sleep(pause_s)
+        except UNREACHABLE as error:
+            _LOG.info("broker %d can't be read for markers: %r", node, error)
+            self._session.refresh_soon()
+        finally:
+            self._seeking.discard(node)
+
+    def _sought_at(self, node: int) -> list[int]:
+        sought = self.partitions.in_state(PartitionState.SOUGHT)
+        return [partition for partition in sought if self._cluster.leaders.get(partition) == node]
+
+    def _read(self, partition: int, data: bytes) -> None:
+        one = self.partitions[partition]
+        for batch in whole_batches(data):
+            header = batch.header
+            if one.state is not PartitionState.SOUGHT:
+                break
+            if header.next_offset > one.read_to:
+                marker = ProducerId(header.producer_id, header.producer_epoch) if header.is_control else None
+                self.partitions.on_read(partition, header.next_offset, marker)
+        if one.state in {PartitionState.MATCHED, PartitionState.SHIPPING}:
+            self._missing.discard(partition)
+            self._standing()
+            self._session.on_marked(partition)
+
+    def _standing(self) -> None:
+        fence = self._fence
+        assert fence is not None, "it has markers"
+        is_first, fence.is_standing = not fence.is_standing, self.partitions.is_standing
+        fence.why_unfenced = None
+        if not self._missing and fence.state is FenceState.READY:
+            self._note(None)
+        if fence.is_standing and is_first and fence.earlier_unfenced:
+            _LOG.warning(
+                "%s: earlier instances are not fenced: the coordinator did not know %s", self._facts.topic, self._name
+            )
 
     # -- the coordinator -------------------------------------------------------------------------------------------
 
@@ -305,6 +419,7 @@ class FenceDriver:
 
         False once this fence has a producer id: then the coordinator is only unavailable for a while.
         """
+        assert self._fence is not None, "it asks"
         if self._fence.producer != core.NO_PRODUCER or await self._cluster.has_topic(_TRANSACTIONS_TOPIC):
             self._no_coordinator_since_ms = None
             return False
@@ -331,19 +446,6 @@ class FenceDriver:
             self._coordinator = None
             raise
         return _error_code_of(answer), answer
-
-    # -- what becomes of it ----------------------------------------------------------------------------------------
-
-    def _shipping(self, effect: Effect) -> None:
-        assert isinstance(effect, core.Ship), "nothing else follows"
-        fence, topic = self._fence, self._facts.topic
-        self._renew_at_ms, self._wait_until_ms = self._clock.monotonic_ms() + self._renew_every_ms, None
-        if fence.why_unfenced is not None:
-            _LOG.warning(
-                "%s is shipped to without a fence, so another instance is not stopped: %s", topic, fence.why_unfenced
-            )
-        elif fence.earlier_unfenced:
-            _LOG.warning("%s: earlier instances are not fenced: the coordinator did not know %s", topic, self._name)
 
 
 def _error_code_of(answer: Any) -> int:

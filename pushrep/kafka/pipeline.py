@@ -80,6 +80,11 @@ class Pipeline:
         self._next_sequence, self._is_known, self._is_closed = 0, False, False
         self._sent.clear()
 
+    @property
+    def producer(self) -> tuple[int, int]:
+        """The producer id and epoch of its batches."""
+        return self.producer_id, self.producer_epoch
+
     def has_been_idle(self) -> None:
         """It has been idle for so long that the broker may have forgotten the id: the next batch is sent alone."""
         if not self._sent:

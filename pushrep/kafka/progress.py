@@ -1,7 +1,8 @@
 """destinations.json: the progress of each destination, beside the logs of an outbox.
 
     {"version": 1, "crc32c": int, "destinations": {topic: {
-        "topic_id": uuid | null, "pid_epoch": int,                  whose numbers these are, under which PID epoch
+        "topic_id": uuid | null, "cluster_id": str | null,          whose numbers these are
+        "pid_epoch": int,                                           under which PID epoch
         "pid_epochs": [int, ...],                                   earlier ones of the outbox
         "lost": {partition: [first, end]},                          what it acknowledged and has lost
         "rebase": {partition: [log end, [[start, end], ...]]},      an unfinished rebase
@@ -9,6 +10,7 @@
                     "starts": {partition: offset}}, ...],           records from these offsets on (missing: 0)
         "progress": {partition: [acknowledged, destination offset, crc]},
         "newest": {partition: [offset, its destination offset]},    the last record that is known there, if any
+        "appended": {partition: [[offset, ms], ...]},               when it was appended, of those that are behind
         "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int | null},
                     ...]}}}
 
@@ -154,6 +156,7 @@ class ShippingProgress:
     """The progress of one destination; of a new one empty."""
 
     topic_id: UUID | None = None
+    cluster_id: str | None = None
     pid_epoch: int = 0
     epochs: tuple[EpochPartitions, ...] = ()
     partitions: Mapping[int, PartitionProgress] = field(default_factory=dict)
@@ -161,6 +164,7 @@ class ShippingProgress:
     pid_epochs: tuple[int, ...] = ()
     rebase: Mapping[int, Rebase] = field(default_factory=dict)
     lost: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    appended: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def under(self, pid_epoch: int) -> "ShippingProgress":
         """The same under this PID epoch; the one before is added to `pid_epochs`."""
@@ -262,6 +266,7 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
     newest = {str(partition): at.newest for partition, at in one.partitions.items() if at.newest is not None}
     return {
         "topic_id": None if one.topic_id is None else str(one.topic_id),
+        "cluster_id": one.cluster_id,
         "pid_epoch": one.pid_epoch,
         "pid_epochs": list(one.pid_epochs),
         "lost": {str(p): list(at) for p, at in one.lost.items()},
@@ -276,6 +281,7 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
         ],
         "progress": {str(partition): list(at[:3]) for partition, at in one.partitions.items()},
         "newest": newest,
+        "appended": {str(p): at for p, at in one.appended.items()},
         "skipped": [skip._asdict() for skip in one.skipped],
     }
 
@@ -284,6 +290,7 @@ def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
     topic_id, newest = fields["topic_id"], _by_number(fields["newest"])
     return ShippingProgress(
         topic_id=None if topic_id is None else UUID(topic_id),
+        cluster_id=fields["cluster_id"],
         pid_epoch=fields["pid_epoch"],
         epochs=tuple(
             EpochPartitions(one["pid_epoch"], one["partitions"], _by_number(one["starts"])) for one in fields["epochs"]
@@ -294,6 +301,9 @@ def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
         },
         skipped=tuple(Skip(**one) for one in fields["skipped"]),
         pid_epochs=tuple(fields["pid_epochs"]),
+        appended={
+            p: tuple((int(end), int(at)) for end, at in ends) for p, ends in _by_number(fields["appended"]).items()
+        },
         lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields["lost"]).items()},
         rebase={
             p: Rebase(end, tuple((int(a), int(b)) for a, b in again))

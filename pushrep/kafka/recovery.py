@@ -3,8 +3,8 @@
     reaction              what is done with the pipeline
     RETRY, REFRESH        the same bytes again after a pause; REFRESH asks who leads
     CHECK_TOPIC           the same, if the topic is still the one it was: else the session ends with TopicReplaced
-    RESYNC                the topic is read from the last known offset to its end, our records in it are matched, and
-                          the rest is sent under a new producer id; with a fence a new session does that
+    RESYNC                the session lets the partition begin anew: it is fenced again, or gets a new producer id, and
+                          our records in it are matched from the last known offset on
     SPLIT                 unacknowledged records are read again from the log, in smaller pieces
     STOP                  the same, and the log partition waits until somebody acts
 
@@ -22,6 +22,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
@@ -30,7 +31,7 @@ from filtering import StreamMetadata
 from filtering.retry import Backoff, RetryPolicy, ask_in_background
 from pushrep.env import Clock
 from pushrep.kafka.answers import AnswerReaction, Code
-from pushrep.kafka.cluster import UNREACHABLE, Cluster, PartitionBounds, broker_refused, right_missing
+from pushrep.kafka.cluster import UNREACHABLE, Cluster, KnownBrokers, PartitionBounds, broker_refused, right_missing
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
     BeginsAnew,
@@ -58,7 +59,6 @@ _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
-_LOOKS_AT_A_TIME = 16  # when a broker with thousands of partitions was replaced
 _ONE_BATCH = 1  # byte: a broker answers with one whole batch, whatever its size
 
 
@@ -86,7 +86,6 @@ class ShippingRecovery:
         self._state, self._origin, self._fail = state, origin, fail
         self.size_max_bytes = facts.max_message_bytes
         self._failures: dict[int, int] = {}
-        self._few_at_a_time = asyncio.Semaphore(_LOOKS_AT_A_TIME)
         self._refreshing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -97,7 +96,8 @@ class ShippingRecovery:
 
     def succeeded(self, partition: int) -> None:
         """Reset this Kafka partition's count of failures."""
-        self._failures.pop(partition, None)
+        if self._failures.pop(partition, None):
+            self._state.set_trouble(None, partition)
 
     async def refresh(self) -> None:
         """Refresh metadata, then pause; concurrent callers share one request. Raises TopicMissing."""
@@ -105,17 +105,24 @@ class ShippingRecovery:
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
 
-    async def until_done(self, what: Callable[[], Awaitable[_T]]) -> _T:
-        """Retry `what` until it succeeds. Raises errors that are not retriable."""
+    async def until_done(self, what: Callable[[], Awaitable[_T]], partition: int | None = None) -> _T:
+        """Retry `what` until it succeeds; partition: the Kafka partition that waits for it, None: all do.
+
+        Raises errors that are not retriable.
+        """
         failures = 0
         while True:
             try:
-                return await what()
+                done = await what()
             except UNREACHABLE as error:
-                self._state.set_trouble(str(error) or repr(error))
+                self._state.set_trouble(str(error) or repr(error), partition)
                 failures += 1
                 await self._pause(failures)
                 await self.refresh()
+            else:
+                if failures:
+                    self._state.set_trouble(None, partition)
+                return done
 
     async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
         """Find out how much of the logs a Kafka partition holds. A log that can't be read for that is stopped.
@@ -126,13 +133,14 @@ class ShippingRecovery:
             return
         state, topic = self._state, self._facts.topic
         unreadable = _unproved(sources)
-        bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        until_done = partial(self.until_done, partition=partition)
+        bounds = await until_done(lambda: self._cluster.bounds(partition))
         known = known_offset(sources, bounds)
         newest = max(source.destination_offset for source in sources)
         lost = partition in state.went_back
         if newest > bounds.end:
-            lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
-            bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+            lost |= await until_done(lambda: self._confirmed_end(partition, newest)) < newest
+            bounds = await until_done(lambda: self._cluster.bounds(partition))
         lost = lost or not await self._holds_newest(partition, sources)
         if lost or known < 0:
             at = bounds.start
@@ -150,11 +158,11 @@ class ShippingRecovery:
         }
         skipped = {number: source.skipped for number, source in state.sources.items()}
         matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
-        end = await read_partition(self._cluster, self.until_done, partition, at, matching.match_batch)
+        end = await read_partition(self._cluster, until_done, partition, at, matching.match_batch)
         unreadable = matching.unreadable | unreadable
         whole = [source for source in sources if source.partition not in unreadable]
         if lost:
-            await self.until_done(self._look_at_topic)  # raises if it was made again: no loss
+            await until_done(self._look_at_topic)  # raises if it was made again: no loss
             self._check_lost(whole, matching)
             if len(whole) == len(sources):
                 state.went_back.discard(partition)  # only records of others were lost at its end
@@ -172,30 +180,24 @@ class ShippingRecovery:
         skipped = {number: source.skipped for number, source in state.sources.items()}
         matching = Matching(self._origin, logs, {}, (self._facts.topic, partition), skipped)
         start = state.unread[partition][0]
-        read_to = await read_partition(self._cluster, self.until_done, partition, start, matching.match_batch)
+        until_done = partial(self.until_done, partition=partition)
+        read_to = await read_partition(self._cluster, until_done, partition, start, matching.match_batch)
         end = state.unread[partition][1]
         if read_to < end:
             state.unread[partition] = (read_to, end)
         else:
             del state.unread[partition]
 
-    async def recover(
-        self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, has_fence: bool
-    ) -> tuple[ShippedPartition, str] | None:
+    async def recover(self, pipeline: Pipeline) -> tuple[ShippedPartition, str] | None:
         """Reopen a drained pipeline; returns a log partition that has to stop, and why.
 
-        has_fence: all pipelines share one producer id, so this one alone can't get another.
-        Raises BeginsAnew, TopicReplaced, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords.
+        The reaction is not RESYNC. Raises TopicReplaced, TopicMissing.
         """
         first, reaction = pipeline.verdict()
         failures = self._failures[pipeline.partition] = self._failures.get(pipeline.partition, 0) + 1
         why = f"{self._facts.topic}-{pipeline.partition}: {first.answer}"
         _LOG.info("%s, so: %s", why, reaction.name)
-        if reaction is AnswerReaction.RESYNC:
-            if has_fence:
-                raise BeginsAnew(why)
-            await self._resync(pipeline, sources)
-        elif reaction is AnswerReaction.SPLIT:
+        if reaction is AnswerReaction.SPLIT:
             await self._look_at_topic()
             self._learn_limit(len(first.data))
             self._take_back(pipeline, first)
@@ -206,7 +208,7 @@ class ShippingRecovery:
             return self._state.sources[first.partition], why
         else:
             if failures > 1:
-                self._state.set_trouble(why)
+                self._state.set_trouble(why, pipeline.partition)
             await self._pause(failures)
             if reaction is AnswerReaction.CHECK_TOPIC:
                 await self._look_at_topic()
@@ -227,14 +229,6 @@ class ShippingRecovery:
             self._fail(error)
         except (*UNREACHABLE, TopicReplaced, TopicMissing) as error:
             _LOG.info("%s", error)  # the next batch's answer will decide
-
-    async def _resync(self, pipeline: Pipeline, sources: Sequence[ShippedPartition]) -> None:
-        _LOG.warning("%s-%d: the broker lost our producer id", self._facts.topic, pipeline.partition)
-        for source in sources:
-            source.in_flight = 0
-        await self.resume(pipeline.partition, sources)
-        producer = await self.until_done(self._cluster.init_producer_id)
-        pipeline.begin(*producer)
 
     def _take_back(self, pipeline: Pipeline, first: SentBatch) -> None:
         for sent in pipeline.forget(first):
@@ -298,7 +292,11 @@ class ShippingRecovery:
         """
         try:
             self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
-            below = await self._below(known_ends)
+            failed: dict[int, KafkaUnreachable] = {}  # the end of a partition without a leader keeps no other unknown
+            led = known_ends.keys() & self._cluster.leaders.keys()
+            below = await self._below(known_ends, await self._cluster.ends(led, failed))
+            if failed:
+                await self._cluster.refresh()
         except UNREACHABLE as error:
             _LOG.info("the topic can't be looked at now: %r", error)
             with suppress(*UNREACHABLE):
@@ -307,8 +305,7 @@ class ShippingRecovery:
         for partition in below:
             raise self.went_back(partition)
 
-    async def _below(self, known_ends: Mapping[int, int]) -> list[int]:
-        ends = await self._cluster.ends(known_ends)
+    async def _below(self, known_ends: Mapping[int, int], ends: Mapping[int, int]) -> list[int]:
         doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
 
@@ -343,12 +340,11 @@ class ShippingRecovery:
                 return at < bounds.start or await self._confirmed_end(partition, at + 1) > at
             raise broker_refused(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
 
-        async with self._few_at_a_time:
-            return await self.until_done(look)
+        return await self.until_done(look, partition)
 
-    async def find_shortened(self, known_ends: Mapping[int, int]) -> None:
+    async def find_shortened(self, known_ends: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Mark the partitions that end below their known end; `resume` then finds what they lost."""
-        self._state.went_back.update(await self.until_done(lambda: self._below(known_ends)))
+        self._state.went_back.update(await self._below(known_ends, ends))
 
     def went_back(self, partition: int) -> KafkaUnreachable:
         """Mark the partition, and return the error that ends the session; the next one reads it from its start."""
@@ -373,7 +369,10 @@ class ShippingRecovery:
         return end if end >= 0 else known
 
     async def _look_at_topic(self) -> TopicFacts:
-        facts = await in_thread(lambda: look_at_topic(self._destination, self._facts.topic))
+        destination = self._cluster.destination
+        facts = await in_thread(lambda: look_at_topic(destination, self._facts.topic))
+        if facts.cluster_id != self._facts.cluster_id:
+            raise KafkaUnreachable(f"a broker of cluster {facts.cluster_id} answered")
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)
         # A lower max.message.bytes loses no record: larger batches are split.
@@ -386,6 +385,8 @@ class ShippingRecovery:
             await self._cluster.refresh()
         except KafkaUnreachable as error:
             self._state.set_trouble(str(error))
+        else:
+            self._state.set_trouble(None)
         await self._pause(1)
 
     async def _pause(self, failures: int) -> None:
@@ -501,7 +502,7 @@ async def read_contents(
         source.prove()
     if state.progress.topic_id not in {None, facts.topic_id}:
         state.void()
-    cluster = Cluster(destination, facts.topic)
+    cluster = Cluster(destination, facts.topic, KnownBrokers(facts.cluster_id))
     until_done = retrying(destination, cluster)
     try:
         await until_done(cluster.refresh)

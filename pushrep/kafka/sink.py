@@ -18,9 +18,10 @@ from typing import Protocol
 from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
-from pushrep.kafka.cluster import UNREACHABLE, Cluster
+from pushrep.kafka.cluster import UNREACHABLE, Cluster, KnownBrokers
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
+    AnotherCluster,
     BeginsAnew,
     DestinationAhead,
     DestinationRefused,
@@ -102,9 +103,11 @@ class KafkaSink:
         if progress.rebase:
             how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
             raise ShippingError(f"a rebase was interrupted, and nothing is shipped before it has run to its end: {how}")
-        self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
+        servers = destination.bootstrap_servers
+        self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock, servers)
         """What is known of the topic, and what was sent there."""
         self._written = progress
+        self._brokers = KnownBrokers(progress.cluster_id)
         self._writing = threading.Lock()
         self._started = threading.Event()
         self._stopping = threading.Event()
@@ -122,8 +125,8 @@ class KafkaSink:
         """Begin, and wait at most `timeout_s` for the topic's metadata. If Kafka is away, records are sent later.
 
         despite_divergence: begin also if the outbox has diverged from its topic.
-        Raises DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords, if it is known by
-        then.
+        Raises DestinationRefused, TopicMissing, AnotherCluster, OutboxDiverged, DestinationAhead, TopicLostRecords, if
+        it is known by then.
         """
         self._thread.start()
         self._started.wait(timeout_s)
@@ -185,6 +188,7 @@ class KafkaSink:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.state.note_ends()
         checkpoints = asyncio.ensure_future(self._checkpoint_always())
         try:
             while not self._stopping.is_set():
@@ -192,7 +196,7 @@ class KafkaSink:
                 try:
                     await self._ship()
                     continue
-                except (TopicMissing, DestinationRefused) as error:
+                except (TopicMissing, DestinationRefused, AnotherCluster) as error:
                     self.state.refused(error)
                 except (OutboxDiverged, DestinationAhead, TopicLostRecords, OutboxTakenOver) as error:
                     if self._is_stopped_by(error):
@@ -242,9 +246,35 @@ class KafkaSink:
         self._started.set()
 
     async def _ship(self) -> None:
-        facts = await unless_set(self._wake, in_thread(lambda: look_at_topic(self._destination, self.topic)))
-        if facts is None:
-            return
+        cluster = Cluster(self._destination, self.topic, self._brokers)
+        try:
+            facts = await self._look(cluster)
+            if facts is not None:
+                await self._ship_by(facts, cluster)
+        finally:
+            await cluster.close()
+
+    async def _look(self, cluster: Cluster) -> TopicFacts | None:
+        """The topic's settings; None if shipping ends meanwhile.
+
+        Raises AnotherCluster, KafkaUnreachable, TopicMissing.
+        """
+
+        async def look() -> TopicFacts | None:
+            destination = cluster.destination
+            return await unless_set(self._wake, in_thread(lambda: look_at_topic(destination, self.topic)))
+
+        facts = await look()
+        if facts is None or self._brokers.cluster_id in {None, facts.cluster_id}:
+            return facts
+        await unless_set(self._wake, cluster.refresh())  # finds those of the right cluster, if any is left
+        facts = None if self._stopping.is_set() else await look()
+        if facts is not None and (expected := self._brokers.cluster_id) not in {None, facts.cluster_id}:
+            servers = cluster.destination.bootstrap_servers
+            raise AnotherCluster(self.topic, servers, expected=str(expected), found=str(facts.cluster_id))
+        return facts
+
+    async def _ship_by(self, facts: TopicFacts, cluster: Cluster) -> None:
         age_ms = self.state.oldest_unsent_age_ms()
         facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
         self.state.refused(None)
@@ -256,18 +286,16 @@ class KafkaSink:
         # Before fencing, whose markers raise the topic's end and would hide a loss.
         if lost := self.state.progress.lost:
             raise TopicLostRecords(self.topic, lost)
-        cluster = Cluster(self._destination, self.topic)
+        await unless_set(self._wake, cluster.refresh())
+        shipped = self._config
+        self._session = SinkSession(
+            self._destination, facts, cluster, self.state, shipped.origin, shipped.clock, self.fencing
+        )
         try:
-            await unless_set(self._wake, cluster.refresh())
-            shipped = self._config
-            self._session = SinkSession(
-                self._destination, facts, cluster, self.state, shipped.origin, shipped.clock, self.fencing
-            )
             if not self._stopping.is_set():
                 await self._session.run(self._began)
         finally:
             self._session = None
-            await cluster.close()
 
     async def _fix_topic(self, facts: TopicFacts) -> None:
         """Fix the partition count at first use: on disk, and at the members, before the first batch is sent.
@@ -286,9 +314,11 @@ class KafkaSink:
             known = (used,)
         partitions = fixed_count(before, self.topic, facts.partitions, known)
         progress = before.with_topic(facts.topic_id, partitions, state.pid_epoch)
+        progress = replace(progress, cluster_id=facts.cluster_id)
         check_kept(progress, self.topic, stored)
         state.progress = progress
         self._checkpoint()
+        self._brokers.cluster_id = facts.cluster_id
         counts = counts_of(state.progress)
         if fixed is not None:
             await unless_set(self._wake, in_thread(lambda: fixed.keep(facts.topic_id, counts)))
@@ -301,7 +331,7 @@ class KafkaSink:
         has_records = any(log.log_end_offset > 0 for log in shipped.logs)
         if before.epochs or known or shipped.is_new or not has_records or min(facts.partitions, len(shipped.logs)) == 1:
             return None
-        cluster = Cluster(self._destination, self.topic)
+        cluster = Cluster(self._destination, self.topic, self._brokers)
         try:
             until_done = retrying(self._destination, cluster)
             await unless_set(self._wake, until_done(cluster.refresh))
@@ -326,6 +356,7 @@ class KafkaSink:
     async def _checkpoint_always(self) -> None:
         while True:
             await asyncio.sleep(CHECKPOINT_S)
+            self.state.note_ends()
             try:
                 await in_thread(partial(self._checkpoint, self.state.current()))
             except OSError as error:

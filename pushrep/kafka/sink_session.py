@@ -4,28 +4,33 @@
        ▲ look: what is stable now                       < 5 on the way to each broker         │
        └───────────── recovery.py: again, in parts, under a new producer id ◀── a failure ────┘
 
+Each Kafka partition begins by itself, as soon as it has a leader (`PartitionState` in fence_rules.py): what it lost is
+looked for, it is fenced, what it holds is matched, and its pipeline is opened. None waits for another.
+
 Runs in one event loop, so it needs no locks.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
-from pushrep.kafka.answers import BrokerAnswer, Code
-from pushrep.kafka.cluster import UNREACHABLE, Cluster, Connection
+from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code
+from pushrep.kafka.cluster import DOES_NOT_ANSWER, UNREACHABLE, Cluster, Connection
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import TopicLostRecords
+from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fence_driver import Fencing
+from pushrep.kafka.fence_rules import PartitionState
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
-from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery, unless_set
+from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.sink_state import SinkState
+from pushrep.kafka.sink_state import FENCE, IN_TROUBLE_MS, SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.log import LogClosed
@@ -37,6 +42,9 @@ _REQUESTS_IN_FLIGHT_MAX = 5
 _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
 _LOOK_SHARE = 50  # polling logs takes 1/50 of the time at most: ten thousand idle partitions take 20 ms
 _IDLE_MAX_MS = 10_000
+_AT_A_TIME = 16  # partitions of a broker that are read at once, when thousands of them begin
+_SILENT_EVERY_S = 0.5
+_LOSSES_S = 5.0  # how long one loss waits for those of other partitions, which are told with it
 WATCH_S = 30.0
 """How often the topic's settings and ends are read again; contract: once a minute at least."""
 
@@ -66,6 +74,7 @@ class SinkSession:
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
         self._state, self._clock = state, clock
+        self._began: Callable[[], object] | None = None
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -79,15 +88,19 @@ class SinkSession:
         self._ready: dict[int, None] = {}
         self._channels: dict[int, _Channel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._answers: set[asyncio.Task[Any]] = set()  # of them, those that wait for a broker's answer to batches
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
         self._ends: dict[int, int] = {}  # by Kafka partition, its acknowledged end
         self._recovery = ShippingRecovery(destination, facts, cluster, state, origin, clock, self._fail)
         has_shipped = any(source.destination_offset >= 0 for source in state.sources.values())
-        self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
-        self._is_renewing = False
-        self._renewal: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._fence = fencing.driver(self, facts, cluster, has_shipped=has_shipped)
+        self._unfenced_id: asyncio.Task[tuple[int, int]] | None = None
+        self._at_a_time: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_A_TIME))
+        self._looking: set[asyncio.Task[Any]] = set()
+        self._noted_leaders: object = None
+        self._noted_silent: set[int] = set()
+        self._silent_at_s = 0.0
 
     def stop(self) -> None:
         """End soon, sending nothing new."""
@@ -95,22 +108,28 @@ class SinkSession:
         self._wake.set()
 
     async def run(self, began: Callable[[], object]) -> None:
-        """Ship; `began` is called once the topic's content is known.
+        """Ship; `began` is called once the content of each partition with a leader is known.
 
         Raises TopicReplaced, TopicMissing, KafkaUnreachable, OutboxDiverged, DestinationAhead, TopicLostRecords,
         OutboxTakenOver, DestinationRefused, BeginsAnew, LogClosed.
         """
+        self._began = began
         try:
-            await unless_set(self._stopping, self._begin())  # a stop ends a wait for brokers that are away
-            began()
+            self._state.begin()
+            self._ends = self._state.known_ends()
+            self._place_all()
+            self._run(self._fence.run())
             for partition in self._state.unread:
                 self._run(self._read_others(partition))
-            self._watching = self._run(self._watch())
+            self._run(self._watch())
             while not self._stopping.is_set():
                 self._poll_logs()
                 self._dispatch()
-                self._renew_if_due()
+                self._note_leaders()
+                self._note_silent()
+                self._note_begun()
                 if self._failure is not None:
+                    await self._wait_for_losses()
                     raise self._failure
                 self._wake.clear()
                 with suppress(TimeoutError):
@@ -119,65 +138,143 @@ class SinkSession:
         finally:
             await self._end()
 
-    async def _begin(self) -> None:
-        self._state.set_trouble(None)
-        await self._recovery.find_shortened(self._state.known_ends())
-        self._place_all()
-        # Before fencing: its markers would hide a loss.
-        await self._resume_all(self._state.went_back & self._pipelines.keys())
-        if self._fence is not None:
-            await self._fence.begin()
-            self._place_all()
-        self._connections = {partition: self._cluster.connection_of(partition) for partition in self._pipelines}
-        await self._resume_all(self._pipelines)
-        self._ends = self._known_ends()
-        self._under(await self._producer_id())
-        self._state.set_trouble(None)
-        self._state.matched()
-
-    async def _producer_id(self) -> tuple[int, int]:
-        """The producer id and epoch for the next batches, whose sequence numbers begin with 0.
-
-        Raises KafkaUnreachable.
-        """
-        fenced = None if self._fence is None else self._fence.matched()
-        return fenced or await self._cluster.init_producer_id()
-
-    def _under(self, producer: tuple[int, int]) -> None:
-        for pipeline in self._pipelines.values():
-            pipeline.begin(*producer)
-
-    def _renew_if_due(self) -> None:
-        """Renew the fence once nothing is in flight, because the new epoch is for all partitions."""
-        if self._fence is None or self._renewal is not None:
+    def _note_begun(self) -> None:
+        """Call `began` once no partition with a leader is on its way to the first batch."""
+        if self._began is None:
             return
-        self._is_renewing = self._fence.wants_renewal()
-        is_empty = all(pipeline.is_empty for pipeline in self._pipelines.values())
-        if self._is_renewing and is_empty:
-            self._renewal = self._run(self._renew())
+        leaders, begun = self._cluster.leaders, self._begun()
+        if begun and all(one in begun or one not in leaders for one in self._pipelines):
+            self._began()
+            self._began = None
 
-    async def _renew(self) -> None:
-        assert self._fence is not None, "there is something to renew"
-        await self._fence.renew()
-        for partition, (start, end) in self._fence.markers.items():
-            for source in self._sources.get(partition, ()):
-                # Else a topic whose retention removed markers would seem to have lost records.
-                if source.destination_offset == start:
-                    source.destination_offset = end
-        self._under(await self._recovery.until_done(self._producer_id))
-        self._state.set_trouble(None)
-        self._renewal, self._is_renewing = None, False
+    def _begun(self) -> set[int]:
+        """The partitions whose content is known."""
+        return {partition for partition in self._pipelines if self._fence.partitions[partition].has_shipped}
 
-    async def _resume_all(self, partitions: Iterable[int]) -> None:
-        """`ShippingRecovery.resume` for each. Raises as it does; TopicLostRecords names the losses of all of them."""
-        lost: dict[int, tuple[int, int]] = {}
-        for partition in partitions:
+    async def _wait_for_losses(self) -> None:
+        """A loss stops shipping to the whole topic: those of other partitions are told with it."""
+        if isinstance(self._failure, TopicLostRecords) and self._looking:
+            await asyncio.wait(self._looking, timeout=_LOSSES_S)
+
+    def _note_silent(self) -> None:
+        """Note the brokers that take no connection or give no answer, once a second."""
+        if self._loop.time() < self._silent_at_s:
+            return
+        self._silent_at_s = self._loop.time() + _SILENT_EVERY_S
+        silent = self._cluster.silent(IN_TROUBLE_MS / 1000)
+        for node, (why, age_s) in silent.items():
+            self._state.set_trouble(why, ("silent", node), age_ms=int(1000 * age_s))
+        for node in self._noted_silent - silent.keys():
+            self._state.set_trouble(None, ("silent", node))
+        self._noted_silent = set(silent)
+
+    def _note_leaders(self) -> None:
+        """Note the partitions without a leader; brokers that lead nothing any more are not missed."""
+        leaders = self._cluster.leaders
+        if leaders is self._noted_leaders:
+            return
+        self._noted_leaders = leaders
+        for partition in self._pipelines:
+            why = None if partition in leaders else f"{self._facts.topic}-{partition} has no leader"
+            self._state.set_trouble(why, ("leader", partition))
+        for node in self._channels.keys() - leaders.values():
+            self._state.set_trouble(None, ("broker", node))
+
+    # -- how a partition begins ------------------------------------------------------------------------------------
+
+    async def ends(self, node: int, partitions: Collection[int]) -> dict[int, int]:
+        """As in FencedSession."""
+        failed: dict[int, KafkaUnreachable] = {}
+        with self._reading():
             try:
+                ends = await self._cluster.ends(partitions, failed)
+            except UNREACHABLE as error:
+                _LOG.info("broker %d does not tell the ends of its partitions: %r", node, error)
+                ends = {}
+        if len(ends) < len(partitions):
+            self._refresh()
+        return ends
+
+    async def check_loss(self, partition: int, end: int) -> None:
+        """As in FencedSession. Raises as `resume`."""
+        with self._reading():
+            await self._recovery.find_shortened({partition: self._ends.get(partition, 0)}, {partition: end})
+            if partition in self._state.went_back and partition in self._pipelines:
                 await self._recovery.resume(partition, self._sources[partition])
-            except TopicLostRecords as error:
-                lost |= error.lost
-        if lost:
-            raise TopicLostRecords(self._facts.topic, lost)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What runs in here may find a loss."""
+        task = asyncio.current_task()
+        assert task is not None, "it runs in a task"
+        self._looking.add(task)
+        try:
+            yield
+        finally:
+            self._looking.discard(task)
+
+    def on_marked(self, partition: int) -> None:
+        """As in FencedSession."""
+        one, pipeline = self._fence.partitions[partition], self._pipelines.get(partition)
+        if pipeline is not None and one.state is PartitionState.MATCHED:
+            self._run(self._match(partition, pipeline))
+            return
+        if pipeline is not None:
+            if one.producer is not None and pipeline.producer != one.producer:
+                self._renewed(partition, pipeline)
+            self._ready[partition] = None
+            self._wake.set()
+        self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())
+
+    async def _match(self, partition: int, pipeline: Pipeline) -> None:
+        """Find out what the partition holds, and open its pipeline."""
+        known: list[ShippedPartition] = []
+        async with self._at_a_time[self._cluster.leaders.get(partition, -1)]:
+            self._connections[partition] = self._cluster.connection_of(partition)
+            with self._reading():
+                while sources := [one for one in self._sources[partition] if one not in known]:
+                    await self._recovery.resume(partition, sources)
+                    known += sources
+        self._ends[partition] = max((one.destination_offset for one in known), default=0)
+        producer = self._fence.partitions[partition].producer
+        pipeline.begin(*(producer or await self._new_producer_id(pipeline)))
+        self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())
+        self._ready[partition] = None
+        self._state.moved()
+
+    def _renewed(self, partition: int, pipeline: Pipeline) -> None:
+        one = self._fence.partitions[partition]
+        assert one.producer is not None, "it was met"
+        for source in self._sources.get(partition, ()):
+            # Else a topic whose retention removed markers would seem to have lost records.
+            if one.marked_from is not None and source.destination_offset == one.marked_from:
+                source.destination_offset = one.read_to
+        pipeline.begin(*one.producer)
+
+    async def _new_producer_id(self, pipeline: Pipeline) -> tuple[int, int]:
+        """A producer id from the brokers: one for all that begin, another for one that has lost its place."""
+        if pipeline.producer_id >= 0:
+            return await self._recovery.until_done(self._cluster.init_producer_id)
+        if self._unfenced_id is None:
+            self._unfenced_id = asyncio.ensure_future(self._recovery.until_done(self._cluster.init_producer_id))
+        return await asyncio.shield(self._unfenced_id)
+
+    def acknowledged_end(self, partition: int) -> int | None:
+        """As in FencedSession."""
+        pipeline = self._pipelines.get(partition)
+        return None if pipeline is not None and not pipeline.is_empty else self._ends.get(partition, 0)
+
+    def note_fence(self, why: str | None) -> None:
+        """As in FencedSession."""
+        self._state.set_trouble(why, FENCE)
+
+    def refresh_soon(self) -> None:
+        """As in FencedSession."""
+        self._refresh()
+
+    def run_beside(self, work: Awaitable[None]) -> None:
+        """As in FencedSession."""
+        self._run(work)
 
     def _known_ends(self) -> dict[int, int]:
         return {
@@ -188,22 +285,24 @@ class SinkSession:
         """Detect changes of the topic and its leaders that no answer to a batch would show."""
         while True:
             await asyncio.sleep(WATCH_S)
-            await self._recovery.check_topic(self._known_ends())
-            for partition in self._pipelines:
+            begun = self._begun()
+            known = {partition: end for partition, end in self._known_ends().items() if partition in begun}
+            await self._recovery.check_topic({**self._fence.partitions.marker_ends(), **known})
+            for partition in begun:
                 if (connection := self._cluster.connection_of(partition)) is not None:
                     self._has_met(partition, connection)
 
     async def _end(self) -> None:
         """Wait a moment for outstanding answers, so that the next start has less to match."""
-        for task in (self._watching, self._renewal):
-            if task is not None:
-                task.cancel()
-        waiting = [task for task in self._tasks if not task.done()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=1.0 if self._stopping.is_set() else 0.0)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        for task in self._tasks - self._answers:
+            task.cancel()
+        if self._unfenced_id is not None:
+            self._unfenced_id.cancel()
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=1.0 if self._stopping.is_set() else 0.0)
+        for task in self._tasks:  # late answers, and what an answer began
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _place_all(self) -> None:
         for source in self._state.sources.values():
@@ -239,7 +338,7 @@ class SinkSession:
                     continue
                 if source.stopped is not None and source.is_matching:  # its log could not be read
                     source.stopped_until_ms = now_ms + STOPPED_RETRY_MS
-                    self._run(self._join(partition, source, is_first=False))
+                    self._run(self._join(partition, source))
                 elif has_more:
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
@@ -253,7 +352,7 @@ class SinkSession:
         if waiting is not None:
             self._state.counts.retried += 1
             return waiting
-        if not pipeline.has_room or self._is_renewing:
+        if not pipeline.has_room or self._fence.partitions[pipeline.partition].state is not PartitionState.SHIPPING:
             return None
         sources = self._sources[pipeline.partition]
         for _ in range(len(sources)):
@@ -292,17 +391,20 @@ class SinkSession:
 
     def _cross(self, source: ShippedPartition) -> None:
         """The next record is of a later PID epoch, which may go to another partition."""
-        before = set(self._pipelines)
         self._place(source)
-        partition = self._state.progress.topic_partition(source.partition, source.next_offset)
         source.is_matching = True
-        self._run(self._join(partition, source, is_first=partition not in before))
+        partition = self._state.progress.topic_partition(source.partition, source.next_offset)
+        self._run(self._join(partition, source))
 
-    async def _join(self, partition: int, source: ShippedPartition, *, is_first: bool) -> None:
+    async def _join(self, partition: int, source: ShippedPartition) -> None:
+        """Match another log with a Kafka partition; if it has not begun yet, `_match` does it."""
+        one = self._fence.partitions[partition]
+        if not one.has_shipped:
+            return
         await self._recovery.resume(partition, [source])
         pipeline = self._pipelines[partition]
-        if is_first and pipeline.producer_id < 0 and self._renewal is None:  # a renewal begins every pipeline
-            pipeline.begin(*await self._recovery.until_done(self._producer_id))
+        if pipeline.producer_id < 0 and pipeline.is_empty:  # the topic's partition was not used before
+            pipeline.begin(*(one.producer or await self._new_producer_id(pipeline)))
         self._ready[partition] = None
 
     def _stop_source(self, source: ShippedPartition, reason: str) -> None:
@@ -329,8 +431,7 @@ class SinkSession:
         now_s = self._loop.time()
         for partition in self._ready:
             node = self._cluster.leaders.get(partition)
-            if node is None:
-                self._refresh()
+            if node is None or not self._fence.partitions[partition].has_shipped:  # the fence's driver looks for them
                 continue
             channel = self._channels.setdefault(node, _Channel())
             if channel.connection is None or not channel.connection.connected():
@@ -402,7 +503,8 @@ class SinkSession:
             self._lost(node, batches, error)
             return False
         channel.in_flight += 1
-        self._run(self._receive(node, channel, batches, answer))
+        self._answers.add(task := self._run(self._receive(node, channel, batches, answer)))
+        task.add_done_callback(self._answers.discard)
         return True
 
     async def _receive(
@@ -410,7 +512,8 @@ class SinkSession:
     ) -> None:
         sent_s = self._loop.time()
         try:
-            answers, throttle_ms = answers_of(await answer)
+            with self._cluster.awaiting(node, DOES_NOT_ANSWER):
+                answers, throttle_ms = answers_of(await answer)
         except UNREACHABLE as error:
             channel.in_flight -= 1
             self._lost(node, batches, error)
@@ -447,7 +550,7 @@ class SinkSession:
             if 0 <= done.base_offset < self._ends.get(partition, 0):
                 self._fail(self._recovery.went_back(partition))
                 return
-            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._has_fence:
+            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._has_fence(partition):
                 self._others_wrote(partition, known, done.base_offset)
             self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at, newest)
@@ -461,9 +564,8 @@ class SinkSession:
         else:
             self._ready[partition] = None
 
-    @property
-    def _has_fence(self) -> bool:
-        return self._fence is not None and self._fence.ships_fenced
+    def _has_fence(self, partition: int) -> bool:
+        return self._fence.partitions[partition].producer is not None
 
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
         """Read what others wrote to [start, end) between our records: a copy of this outbox may have."""
@@ -479,11 +581,20 @@ class SinkSession:
             self._state.moved()
 
     async def _recover(self, pipeline: Pipeline) -> None:
-        sources = self._sources[pipeline.partition]
-        stopped = await self._recovery.recover(pipeline, sources, has_fence=self._has_fence)
+        if pipeline.verdict()[1] is AnswerReaction.RESYNC:
+            self._lost_place(pipeline)
+            return
+        stopped = await self._recovery.recover(pipeline)
         if stopped is not None:
             self._stop_source(*stopped)
         self._ready[pipeline.partition] = None
+
+    def _lost_place(self, pipeline: Pipeline) -> None:
+        """The broker has lost our producer's state, or refuses its epoch: the partition begins anew."""
+        _LOG.warning("%s-%d: %s", self._facts.topic, pipeline.partition, pipeline.verdict()[0].answer)
+        for source in self._sources[pipeline.partition]:
+            source.in_flight = 0
+        self._fence.begin_again(pipeline.partition)
 
     # -- brokers ---------------------------------------------------------------------------------------------------
 
@@ -496,10 +607,10 @@ class SinkSession:
             channel.connection = await self._cluster.connection(node)
             self._state.counts.connections += 1
         except UNREACHABLE as error:
-            self._state.set_trouble(f"broker {node} can't be reached: {error!r}")
+            self._state.set_trouble(f"broker {node} can't be reached: {error!r}", ("broker", node))
             await self._recovery.refresh()
         else:
-            self._state.set_trouble(None)
+            self._state.set_trouble(None, ("broker", node))
 
     def _refresh(self) -> None:
         if not self._recovery.is_refreshing:
@@ -520,4 +631,6 @@ class SinkSession:
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
+        elif isinstance(error, TopicLostRecords) and isinstance(self._failure, TopicLostRecords):
+            self._failure = TopicLostRecords(self._facts.topic, {**self._failure.lost, **error.lost})
         self._wake.set()

@@ -6,7 +6,7 @@ The event loop's thread changes the state, and any thread may read it. Numbers a
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -21,22 +21,27 @@ from pushrep.kafka.errors import (
     ShippingTimeout,
 )
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
-from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedPartition
+from pushrep.kafka.source import STORED_EVERY_MS, UNREADABLE, ReusedMemory, ShippedPartition
 from pushrep.log import SegmentLog
 from pushrep.log.disk import Durations
 from pushrep.status.value import REQUEST_BOUNDS_S
 
 _LOG = logging.getLogger("pushrep.kafka")
 _LOOK_S = 1.0  # a waiting caller checks so often whether shipping has stopped
+IN_TROUBLE_MS = 5_000
+"""A partition, broker or fence that keeps records waiting for so long is the topic's trouble."""
+FENCE = "fence"
+"""The subject of the trouble that partitions wait for the fence."""
 
 
 class DestinationLag(NamedTuple):
     """A Kafka topic's lag behind the logs.
 
     records, size_bytes: the records that the topic has not acknowledged, or has lost (size_bytes: too high by at most
-    an index interval of each log). age_ms: the age of the oldest of them, by its own timestamp; None: there is none, or
-    it can't be read. stopped: partitions that can't be shipped; each is tried again after some seconds. trouble: why
-    nothing is shipped; None: no trouble.
+    an index interval of each log). age_ms: how long ago the oldest of them was appended, to the second, after a restart
+    to the minute; by its own timestamp if it was appended while the outbox did not ship. None: there is none, or it
+    can't be read. stopped: partitions that can't be shipped; each is tried again after some seconds. trouble: why
+    nothing is shipped, or which partition, broker or fence has kept records waiting for five seconds; None: no trouble.
     """
 
     records: int
@@ -63,7 +68,14 @@ class ShippingCounts:
 class SinkState:
     """The state of shipping to one topic; see the module's docstring for its threads."""
 
-    def __init__(self, logs: Sequence[SegmentLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        logs: Sequence[SegmentLog],
+        progress: ShippingProgress,
+        pid_epoch: int,
+        clock: Clock,
+        servers: str = "bootstrap_servers",
+    ) -> None:
         """Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch."""
         self._clock = clock
         self.counts, self.requests = ShippingCounts(), Durations(REQUEST_BOUNDS_S)
@@ -79,8 +91,9 @@ class SinkState:
         }
         for number, source in self.sources.items():
             source.skipped = progress.skipped_of(number)
-        self.trouble: str | None = "the brokers have not answered yet"
-        self._trouble_since_ms = clock.monotonic_ms()
+            source.is_matching = True
+            self._begin_times(source, progress.appended.get(number, ()))
+        self._troubles: dict[Hashable, tuple[str, int]] = {}  # by subject; None: all of the topic
         self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until an operator acts."""
@@ -91,9 +104,17 @@ class SinkState:
         """By Kafka partition: the offsets that other producers wrote between our records, and that are not read yet."""
         self._cut_head: str | None = None  # not reported yet
         self._on_head_cut: Callable[[str], None] | None = None
-        self._is_matched = False
         self._moved = threading.Condition()
         self._waiting = 0
+        self._no_answer = f"the brokers at {servers} have not answered yet"
+        self._troubles[None] = self._no_answer, clock.monotonic_ms()
+
+    def _begin_times(self, source: ShippedPartition, stored: Iterable[tuple[int, int]]) -> None:
+        known = list(stored)
+        if not known and (time_ms := oldest_timestamp_ms(source)) is not None:
+            known = [(source.acknowledged, min(time_ms, self._clock.wall_ms()))]  # appended while nothing was shipped
+        for offset, at_ms in known:
+            source.append_times.on_append(offset, at_ms)
 
     def void(self) -> None:
         """Forget the progress, because the topic was replaced: all records of the logs are shipped again."""
@@ -117,11 +138,6 @@ class SinkState:
         oldest = [oldest_timestamp_ms(source) for source in self.sources.values()]
         times = [one for one in oldest if one is not None and one >= 0]
         return self._clock.wall_ms() - min(times) if times else None
-
-    def matched(self) -> None:
-        """Note that the topic's content is known: from now on `wait` uses the acknowledged offsets."""
-        self._is_matched = True
-        self.moved()
 
     def head_was_cut(self, name: str, known: int, start: int) -> None:
         """Note that a Kafka partition's records in [known, start) were removed unread. Some may be from this outbox."""
@@ -149,7 +165,18 @@ class SinkState:
             for number, one in self.sources.items()
             if one.destination_offset >= 0 or one.acknowledged > one.log.log_start_offset
         }
-        return replace(self.progress, partitions=known)
+        appended = {
+            number: tuple(one.append_times.every(STORED_EVERY_MS))
+            for number, one in self.sources.items()
+            if one.acknowledged < one.noted_end
+        }
+        return replace(self.progress, partitions=known, appended=appended)
+
+    def note_ends(self) -> None:
+        """Note when the newest records were appended; once a second."""
+        now_ms = self._clock.wall_ms()
+        for source in self.sources.values():
+            source.note_end(now_ms)
 
     def _known_to(self, source: ShippedPartition) -> int:
         """The offset below which its Kafka partition's content is known; the next start reads on from there."""
@@ -164,18 +191,43 @@ class SinkState:
             with self._moved:
                 self._moved.notify_all()
 
-    def set_trouble(self, trouble: str | None) -> None:
+    def begin(self) -> None:
+        """A session begins: the brokers answer, and what kept parts of the last one waiting is over."""
+        self._troubles.clear()
+        self._logged.clear()
+
+    def set_trouble(self, trouble: str | None, subject: Hashable = None, *, age_ms: int = 0) -> None:
         """Set or clear the trouble. Each text is logged once until the trouble is cleared, because two texts may
         alternate while brokers do not answer.
+
+        subject: the partition, broker or fence that keeps some records waiting; None: nothing is shipped. age_ms: for
+        how long it has lasted already when it is first set.
         """
-        if self.trouble is None:
-            self._trouble_since_ms = self._clock.monotonic_ms()
         if trouble is None:
-            self._logged.clear()
-        elif trouble not in self._logged:
+            if self._troubles.pop(subject, None) is not None and not self._troubles:
+                self._logged.clear()
+            return
+        _, since_ms = self._troubles.get(subject, (None, self._clock.monotonic_ms() - age_ms))
+        self._troubles[subject] = trouble, since_ms
+        if trouble not in self._logged:
             self._logged.add(trouble)
-            _LOG.warning("nothing is shipped at present: %s", trouble)
-        self.trouble = trouble
+            said = "nothing is shipped at present: %s" if subject is None else "records wait: %s"
+            _LOG.warning(said, trouble)
+
+    def _trouble(self) -> tuple[str, int] | None:
+        """The present trouble, and its age in ms."""
+        now_ms = self._clock.monotonic_ms()
+        if (whole := self._troubles.get(None)) is not None:
+            return whole[0], now_ms - whole[1]
+        lasting = [(now_ms - since_ms, why) for why, since_ms in list(self._troubles.values())]
+        age_ms, why = max(lasting, default=(0, ""))
+        return (why, age_ms) if age_ms >= IN_TROUBLE_MS else None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is shipped, or for IN_TROUBLE_MS some records were not; None: no trouble."""
+        found = self._trouble()
+        return None if found is None else found[0]
 
     def stopped_ms(self, partition: int) -> int:
         """For how long a stopped partition has been so, in ms."""
@@ -183,16 +235,24 @@ class SinkState:
 
     def trouble_ms(self) -> int | None:
         """How long the present trouble has lasted, in ms; None: no trouble."""
-        return None if self.trouble is None else self._clock.monotonic_ms() - self._trouble_since_ms
+        found = self._trouble()
+        return None if found is None else found[1]
+
+    def fence_waits(self) -> tuple[str, int] | None:
+        """Why partitions have waited for the fence for IN_TROUBLE_MS or longer, and for how long, in ms."""
+        why, since_ms = self._troubles.get(FENCE, ("", 0))
+        age_ms = self._clock.monotonic_ms() - since_ms
+        return (why, age_ms) if why and age_ms >= IN_TROUBLE_MS else None
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Set the ranges of offsets that the topic acknowledged and lost, by log partition; they are sent again."""
         self.progress = replace(self.progress, lost=ranges)
 
     def refused(self, refusal: ShippingError | None) -> None:
-        """Set why nothing is shipped until an operator acts; None: shipping goes on."""
+        """Set why nothing is shipped until an operator acts; None: shipping goes on once the brokers answer."""
+        if refusal is not None or self.refusal is not None:
+            self.set_trouble(self._no_answer if refusal is None else str(refusal))
         self.refusal = refusal
-        self.set_trouble(None if refusal is None else str(refusal))
         self.moved()
 
     def lag(self) -> DestinationLag:
@@ -208,7 +268,7 @@ class SinkState:
             if behind > 0:
                 records += behind
                 size += source.log.size_from(first)
-                time_ms = oldest_timestamp_ms(source, first)
+                time_ms = source.append_times.time_of(first) or self._clock.wall_ms()
                 oldest = time_ms if oldest is None or (time_ms is not None and time_ms < oldest) else oldest
         age_ms = None if oldest is None else max(0, self._clock.wall_ms() - oldest)
         return DestinationLag(records, size, age_ms, tuple(stopped), self.trouble)
@@ -224,7 +284,7 @@ class SinkState:
             try:
                 while True:
                     missing = self._missing(ends)
-                    is_known = self._is_matched and not any(self.sources[number].is_matching for number in ends)
+                    is_known = not any(self.sources[number].is_matching for number in ends)
                     if not missing and unread is None:
                         unread = {partition: end for partition, (_, end) in list(self.unread.items())}
                     is_known = is_known and self._is_read(unread or {})

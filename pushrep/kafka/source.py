@@ -19,6 +19,7 @@ from os import preadv
 
 import numpy as np
 
+from pushrep.election.leader import AppendTimes
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.pipeline import BatchPiece, SentBatch, pieces_of
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
@@ -94,6 +95,8 @@ def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
 
 _LOG = logging.getLogger("pushrep.kafka")
 _READ_BYTES = 1 << 20
+STORED_EVERY_MS = 60_000
+"""Of the times of appends, those that are stored lie so far apart."""
 
 
 UNREADABLE = (CorruptBatch, LogDamaged, OSError)
@@ -112,7 +115,8 @@ class ShippedPartition:
     acknowledged: all records below it are in the topic, or skipped. stopped: why it can't be shipped until it is tried
     again; None: it is shipped. is_new: nothing was ever shipped under the outbox's PIDs. newest: the last record that
     the topic is known to hold. is_matching: whether it waits until the topic's content is known. is_doubtful: whether
-    `prove` has to check that the log is still the one that was shipped.
+    `prove` has to check that the log is still the one that was shipped. append_times: when records below `noted_end`
+    were appended.
     """
 
     is_new = False
@@ -131,6 +135,8 @@ class ShippedPartition:
         self.stable_offset = acknowledged
         self.boundary: int | None = None
         self.in_flight = 0
+        self.append_times = AppendTimes(0, 0)
+        self.noted_end = log.log_end_offset
         self._reader = SealedReader(log.slices(), memory or ReusedMemory())
         self._read: deque[RecordBatch] = deque()
         self._pieces: deque[tuple[BatchPiece, int]] = deque()
@@ -146,6 +152,13 @@ class ShippedPartition:
         self.next_offset = self.acknowledged
         self._read.clear()
         self._pieces.clear()
+
+    def note_end(self, now_ms: int) -> None:
+        """Note when the newest records were appended. now_ms: wall clock; called once a second."""
+        if (end := self.log.log_end_offset) > self.noted_end:
+            self.append_times.on_append(self.noted_end, now_ms)
+            self.noted_end = end
+        self.append_times.forget(self.acknowledged, now_ms - STORED_EVERY_MS)
 
     def prove(self) -> None:
         """Forget the acknowledged offset, unless the log still has the batch that was acknowledged last.

@@ -50,6 +50,7 @@ class TopicFacts(NamedTuple):
     has_append_time: bool
     producer_id_expiration_ms: int
     transactional_id_expiration_ms: int = _TRANSACTIONS_EXPIRATION_MS
+    cluster_id: str | None = None
 
     def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
         """Raise DestinationRefused, which names the setting, if the settings would lose records.
@@ -100,6 +101,7 @@ def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
     try:
         doing = "DESCRIBE"
         description = admin.result_of(admin.client.describe_topics(TopicCollection([topic]))[topic])
+        cluster_id = admin.result_of(admin.client.describe_cluster()).cluster_id
         doing = "DESCRIBE_CONFIGS"
         settings = admin.settings_of(ConfigResource(ResourceType.TOPIC, topic))
         expirations_ms = _expirations_ms(admin, _leader_of(topic, description.partitions))
@@ -119,6 +121,7 @@ def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
         has_append_time=settings["message.timestamp.type"].value == "LogAppendTime",
         producer_id_expiration_ms=expirations_ms[0],
         transactional_id_expiration_ms=expirations_ms[1],
+        cluster_id=cluster_id,
     )
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import ShippingError
+from pushrep.kafka.errors import AnotherCluster, ShippingError
 from pushrep.kafka.progress import (
     OffsetRanges,
     PartitionProgress,
@@ -137,6 +137,9 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     clock: Clock,
 ) -> ShippingProgress:
     facts = look_at_topic(destination, topic)
+    if progress.cluster_id not in {None, facts.cluster_id}:
+        servers, found = destination.bootstrap_servers, str(facts.cluster_id)
+        raise AnotherCluster(topic, servers, expected=str(progress.cluster_id), found=found)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start instead of being refused.
     state = SinkState(logs, progress, identity.pid_epoch + 1, clock)

@@ -29,6 +29,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import DestinationRefused, KafkaDestination, OutboxTakenOver, ShippingStopped
 from pushrep.kafka.answers import Code
 from pushrep.kafka.fence_driver import FenceDriver, transactional_id
+from pushrep.kafka.fence_rules import FencedPartitions
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig
@@ -371,7 +372,7 @@ def test_an_id_that_the_coordinator_forgot_is_said_or_refused(forgetful, tmp_pat
         outbox.wait_shipped(WAIT_S)
         older = fence_of(outbox).producer
         with monkeypatch.context() as suspended:  # as a machine that sleeps
-            suspended.setattr(FenceDriver, "wants_renewal", lambda _: False)
+            suspended.setattr(FencedPartitions, "drain_due", lambda *_: ())
             forgotten = lambda: is_forgotten(forgetful.bootstrap_servers, topic, fence_name(outbox))  # noqa: E731
             wait_until(forgotten, "the coordinator forgets the id", 0.2)
         append(outbox)
@@ -395,7 +396,7 @@ def test_records_that_are_older_than_the_expiration_are_forgotten_with_their_epo
     it.
     """
     topic = new_topic(forgetful, retention_ms=-1)
-    monkeypatch.setattr(FenceDriver, "wants_renewal", lambda _: False)
+    monkeypatch.setattr(FencedPartitions, "drain_due", lambda *_: ())
     with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:
         older = fence_of(outbox).producer
         with second_shipper(outbox, tmp_path / "other", forgetful):
@@ -484,7 +485,7 @@ def test_a_broker_that_is_killed_within_the_fence(forgetful, tmp_path, monkeypat
     with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:
         append(outbox)
         outbox.wait_shipped(WAIT_S)
-    for step in ("_abort", "_init", "_read_markers")[: torture.count(1, 3)]:
+    for step in ("_abort", "_init", "_seek")[: torture.count(1, 3)]:
         original = getattr(FenceDriver, step)
 
         async def kill_first(self, *arguments, original=original, step=step):

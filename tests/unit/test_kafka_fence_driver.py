@@ -5,17 +5,17 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
-from pushrep.kafka import KafkaDestination
-from pushrep.kafka import fence_rules as core
+from pushrep.env import SYSTEM_CLOCK
+from pushrep.kafka import KafkaDestination, fence_driver
 from pushrep.kafka.answers import Code
-from pushrep.kafka.cluster import Cluster, broker_refused
-from pushrep.kafka.errors import BeginsAnew, KafkaUnreachable
 from pushrep.kafka.fence_driver import Fencing, transactional_id
-from pushrep.kafka.fence_rules import Fence, ProducerId
-from pushrep.kafka.requests import Ask
+from pushrep.kafka.fence_rules import Fence, PartitionState, ProducerId
 from pushrep.kafka.topic import TopicFacts
+from pushrep.records import encode_batch
+from pushrep.records import header as layout
+from pushrep.records.header import crc32c
 from tests.support.simulated_disk import SimulatedClock
 
 HOUR_MS = 3_600_000
@@ -30,21 +30,119 @@ def facts(transactional_ms, producer_ms):
     )  # fmt: skip
 
 
-async def nothing_is_asked(what):
-    raise AssertionError(what)
+class Session:
+    """What a driver needs of one: partitions lost nothing, and acknowledged what they were sent, but for `unsent`."""
+
+    def __init__(self, cluster, clock):
+        self.clock = clock
+        self.cluster, self.marked, self.noted, self.unsent, self.tasks = cluster, [], [], set(), []
+
+    async def ends(self, _node, partitions):
+        return dict.fromkeys(partitions, 40)
+
+    async def check_loss(self, partition, end):
+        pass
+
+    def acknowledged_end(self, partition):
+        return None if partition in self.unsent else 40
+
+    def on_marked(self, partition):
+        self.marked.append(partition)
+        self.driver.partitions.on_matched(partition, self.clock.monotonic_ms())
+
+    def note_fence(self, why):
+        self.noted.append(why)
+
+    def refresh_soon(self):
+        self.cluster.refresh()
+
+    def run_beside(self, work):
+        self.tasks.append(asyncio.ensure_future(work))
 
 
-def driver(clock, transactional_ms=168 * HOUR_MS, producer_ms=24 * HOUR_MS):
-    """The driver of a fence that has just been established; both partitions have a leader."""
-    cluster = Cluster(DESTINATION, "orders")
-    cluster.leaders, cluster.partitions = {0: 1, 1: 1}, 2
-    fencing = Fencing(DESTINATION, "an outbox", None, None, clock)
-    found = fencing.driver(facts(transactional_ms, producer_ms), cluster, nothing_is_asked, has_shipped=False)
-    fence, producer = fencing.newest, ProducerId(7, 0)
-    for event in (core.Begun(), core.Given(producer), core.Added(), core.Ended(producer), core.MarkersRead()):
-        fence.on(event)
-    assert found.matched() == producer
-    return found, cluster
+class Brokers:
+    """Two partitions, of which the second gets a leader with the second metadata request; a coordinator that gives
+    another epoch with each end of a transaction, and writes the markers at once.
+    """
+
+    def __init__(self):
+        self.partitions, self.leaders, self.refreshed, self.asked = 2, {0: 1}, 0, []
+        self.held, self.epoch, self.listed, self.codes = {0: b"", 1: b""}, 0, [], []
+
+    def refresh(self):
+        self.refreshed += 1
+        if self.refreshed > 1:
+            self.leaders = {0: 1, 1: 2}
+
+    async def find_coordinator(self, _name):
+        return 1
+
+    async def ask(self, _coordinator, request):
+        self.asked.append(request)
+        code = self.codes.pop(0) if self.codes else Code.NONE
+        if isinstance(request, AddPartitionsToTxnRequest):
+            [(_, self.listed)] = request._topics
+            return SimpleNamespace(errors=[("orders", [(one, code) for one in self.listed])])
+        if isinstance(request, EndTxnRequest):
+            for partition in self.listed:
+                marker = encode_batch([b"end"], timestamps_ms=1).with_producer(7, self.epoch, -1)
+                self.held[partition] = as_control(marker, 40 + self.epoch)
+        return SimpleNamespace(error_code=code, tags={}, producer_id=7, producer_epoch=self.epoch)
+
+    async def fetch_many(self, offsets, *, wait_ms, failed):
+        assert (wait_ms, failed) == (0, {})
+        return {partition: self.held[partition] for partition in offsets}
+
+
+def as_control(batch, offset):
+    """The batch there, with the bit of control batches."""
+    data = bytearray(batch)
+    layout.stamp(data, offset, -1)
+    data[22] |= 0x20
+    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
+    return bytes(data)
+
+
+def driver(clock, cluster, transactional_ms=168 * HOUR_MS, producer_ms=24 * HOUR_MS, destination=DESTINATION):
+    """A driver and its session."""
+    fencing = Fencing(destination, "an outbox", None, None, clock)
+    session = Session(cluster, clock)
+    session.driver = fencing.driver(session, facts(transactional_ms, producer_ms), cluster, has_shipped=False)
+    return session.driver, session
+
+
+def run(made, session, *until):
+    """Let the driver run until each of these held in turn; one may do something when it holds."""
+
+    async def story():
+        session.run_beside(made.run())
+        async with asyncio.timeout(30):
+            for holds in until:
+                while not holds():
+                    for task in session.tasks:
+                        if task.done():
+                            task.result()
+                    await asyncio.sleep(0.001)
+        for task in session.tasks:
+            task.cancel()
+        await asyncio.gather(*session.tasks, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def added(cluster):
+    """The partitions of each transaction."""
+    return [request._topics[0][1] for request in cluster.asked if isinstance(request, AddPartitionsToTxnRequest)]
+
+
+def test_a_partition_that_gets_a_leader_later_gets_a_transaction_of_its_own():
+    """faults B3: "A fencing transaction lists only partitions with a leader", "one without a leader keeps nobody else
+    waiting".
+    """
+    cluster = Brokers()
+    made, session = driver(SYSTEM_CLOCK, cluster)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert added(cluster) == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -53,102 +151,66 @@ def driver(clock, transactional_ms=168 * HOUR_MS, producer_ms=24 * HOUR_MS):
 )
 def test_a_renewal_is_due_before_coordinator_or_partitions_forget(transactional_ms, producer_ms, due_ms):
     """Contract: "at each quarter of transactional.id.expiration.ms"; and half of producer.id.expiration.ms."""
-    clock = SimulatedClock()
-    fence, _ = driver(clock, transactional_ms, producer_ms)
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.refresh(), cluster.refresh()
+    made, session = driver(clock, cluster, transactional_ms, producer_ms)
+    run(made, session, lambda: session.marked == [0, 1])
     clock.advance(due_ms - 1)
-    assert not fence.wants_renewal()
+    assert list(made.partitions.drain_due(clock.monotonic_ms())) == []
     clock.advance(1)
-    assert fence.wants_renewal()
+    assert list(made.partitions.drain_due(clock.monotonic_ms())) == [0, 1]
 
 
-def test_partitions_wait_half_a_minute_for_one_that_does_not_drain():
-    clock = SimulatedClock()
-    fence, _ = driver(clock)
-    clock.advance(12 * HOUR_MS)
-    assert fence.wants_renewal()
-    clock.advance(30_000)
-    assert fence.wants_renewal()
-    clock.advance(1)
-    assert not fence.wants_renewal(), "the others go on"
-    clock.advance(599_999)
-    assert not fence.wants_renewal()
-    clock.advance(1)
-    assert fence.wants_renewal(), "and it is tried again"
+def test_a_partition_that_does_not_drain_keeps_no_other_from_its_renewal(monkeypatch):
+    """faults B3: each is renewed by itself. Below transaction version 2 a renewal begins with an init."""
+    monkeypatch.setattr(fence_driver, "_WATCH_S", 0.001)
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.refresh(), cluster.refresh()
+    made, session = driver(clock, cluster)
+
+    def begins():
+        if session.marked != [0, 1]:
+            return False
+        clock.advance(12 * HOUR_MS)
+        cluster.epoch, session.unsent, cluster.held = 1, {1}, {0: b"", 1: b""}
+        return True
+
+    run(made, session, begins, lambda: session.marked == [0, 1, 0])
+    assert added(cluster) == [[0, 1], [0]]
+    assert made.partitions[0].producer == ProducerId(7, 1)
+    assert (made.partitions[1].producer, made.partitions[1].state) == (ProducerId(7, 0), PartitionState.DRAINING)
 
 
-def test_nobody_waits_while_a_partition_has_no_leader_for_its_marker():
-    clock = SimulatedClock()
-    fence, cluster = driver(clock)
-    clock.advance(12 * HOUR_MS)
-    cluster.leaders = {0: 1}
-    assert not fence.wants_renewal()
-    cluster.leaders = {0: 1, 1: 2}
-    assert fence.wants_renewal()
+def test_a_transaction_that_is_still_open_is_said_with_the_way_out():
+    """faults B3: "CONCURRENT_TRANSACTIONS delays only partitions without a marker", and is named."""
+    cluster = Brokers()
+    cluster.codes = [Code.CONCURRENT_TRANSACTIONS] * 60
+    made, session = driver(SimulatedClock(), cluster)
+    run(made, session, lambda: len(session.marked) == 2)
+    said = next(one for one in session.noted if one is not None)
+    assert "CONCURRENT_TRANSACTIONS" in said
+    assert 'fence="off"' in said
+    assert session.noted[-1] is None
 
 
-class Behind:
-    """A broker that knows only one of the topic's two partitions, until the second metadata request."""
-
-    def __init__(self):
-        self.partitions, self.refreshed, self.asked = 1, 0, []
-
-    async def refresh(self):
-        self.partitions, self.refreshed = 2, self.refreshed + 1
-
-    async def find_coordinator(self, _name):
-        return 1
-
-    async def ask(self, _coordinator, request):
-        self.asked.append(request)
-        given = {"producer_id": 7, "producer_epoch": 0} if isinstance(request, Ask) else {}
-        return SimpleNamespace(error_code=Code.NONE, tags={}, **given)
-
-    async def fetch_many(self, at):
-        raise BeginsAnew(f"markers are looked for from {at} on")
-
-    async def ends(self, partitions):
-        if unknown := [one for one in partitions if one >= self.partitions]:
-            raise broker_refused(f"orders-{unknown[0]}", Code.LEADER_NOT_AVAILABLE)
-        return dict.fromkeys(partitions, 40)
-
-
-def test_a_broker_that_has_not_heard_of_all_partitions_lets_none_without_a_marker():
-    """identity T3: "AddPartitionsToTxn over **all** partitions of the topic"; a batch of the older epoch is taken in
-    one that is left out.
-    """
-    cluster = Behind()
-
-    async def until_done(perform):
-        while True:
-            try:
-                return await perform()
-            except KafkaUnreachable:
-                await cluster.refresh()
-
-    fencing = Fencing(DESTINATION, "an outbox", None, None, SimulatedClock())
-    found = fencing.driver(facts(HOUR_MS, HOUR_MS), cluster, until_done, has_shipped=False)
-    with pytest.raises(BeginsAnew, match=r"from \{0: 40, 1: 40\} on"):
-        asyncio.run(found.begin())
-    added = [request for request in cluster.asked if isinstance(request, AddPartitionsToTxnRequest)]
-    assert [request._topics for request in added] == [[("orders", [0, 1])]]
-
-
-def test_a_fence_that_is_off_has_no_driver_and_a_copy_a_name_of_its_own():
-    off = KafkaDestination(bootstrap_servers="127.0.0.1:1", fence="off")
-    fencing = Fencing(off, "an outbox", None, None, SimulatedClock())
-    given = facts(HOUR_MS, HOUR_MS), Cluster(off, "orders"), nothing_is_asked
-    assert fencing.driver(*given, has_shipped=False) is None
+def test_a_fence_that_is_off_asks_nobody_and_a_copy_has_a_name_of_its_own():
+    off, cluster = KafkaDestination(bootstrap_servers="127.0.0.1:1", fence="off"), Brokers()
+    made, session = driver(SYSTEM_CLOCK, cluster, destination=off)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert cluster.asked == []
     assert transactional_id("a", UUID(int=7)) == f"pushrep-a-{UUID(int=7)}"
     assert transactional_id("a", UUID(int=7), "b") == f"pushrep-a-{UUID(int=7)}-b"
 
 
 def test_one_fence_lasts_for_an_opening_and_a_topic_id():
     """A second session names what the first was given; a topic that was made again has another transactional id."""
-    fencing = Fencing(DESTINATION, "an outbox", None, None, SimulatedClock())
-    cluster, first = Cluster(DESTINATION, "orders"), facts(HOUR_MS, HOUR_MS)
-    fencing.driver(first, cluster, nothing_is_asked, has_shipped=False)
+    clock = SimulatedClock()
+    fencing = Fencing(DESTINATION, "an outbox", None, None, clock)
+    cluster, first = Brokers(), facts(HOUR_MS, HOUR_MS)
+    session = Session(cluster, clock)
+    fencing.driver(session, first, cluster, has_shipped=False)
     known: Fence = fencing.newest
-    fencing.driver(first, cluster, nothing_is_asked, has_shipped=True)
+    fencing.driver(session, first, cluster, has_shipped=True)
     assert fencing.newest is known
-    fencing.driver(first._replace(topic_id=UUID(int=8)), cluster, nothing_is_asked, has_shipped=False)
+    fencing.driver(session, first._replace(topic_id=UUID(int=8)), cluster, has_shipped=False)
     assert fencing.newest is not known

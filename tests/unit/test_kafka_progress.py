@@ -25,14 +25,17 @@ from pushrep.kafka.progress import (
 
 PROGRESS = ShippingProgress(
     topic_id=UUID(int=7),
+    cluster_id="a cluster",
     pid_epoch=2,
     epochs=(EpochPartitions(0, 3), EpochPartitions(2, None, {0: 100, 1: 50})),
     partitions={0: PartitionProgress(90, 95, 4711), 1: PartitionProgress(50, 51, 0)},
     skipped=(Skip(1, 40, "too large", 1_700_000_000_000),),
+    appended={1: ((50, 1_700_000_000_000), (60, 1_700_000_060_000))},
 )
 GOLDEN = (
-    b'{"crc32c": 4217958363, "destinations": {"orders": {"epochs": [{"partitions": 3, "pid_epoch": 0, "starts": '
-    b'{}}, {"partitions": null, "pid_epoch": 2, "starts": {"0": 100, "1": 50}}], "lost": {}, "newest": {}, '
+    b'{"crc32c": 3329763832, "destinations": {"orders": {"appended": {"1": [[50, 1700000000000], [60, '
+    b'1700000060000]]}, "cluster_id": "a cluster", "epochs": [{"partitions": 3, "pid_epoch": 0, "starts": {}}, '
+    b'{"partitions": null, "pid_epoch": 2, "starts": {"0": 100, "1": 50}}], "lost": {}, "newest": {}, '
     b'"pid_epoch": 2, "pid_epochs": [], "progress": {"0": [90, 95, 4711], "1": [50, 51, 0]}, "rebase": {}, '
     b'"skipped": [{"at_ms": 1700000000000, "end": null, "offset": 40, "partition": 1, "reason": "too large"}], '
     b'"topic_id": "00000000-0000-0000-0000-000000000007"}}, "version": 1}\n'

@@ -28,10 +28,17 @@ class MovedCluster:
     async def refresh(self):
         self.knows_leader = True
 
-    async def ends(self, partitions):
-        if not self.knows_leader:
-            raise broker_refused("the end of t-0", Code.NOT_LEADER_OR_FOLLOWER)
-        return {0: 100}
+    destination = None
+    leaders = {0: 1}  # noqa: RUF012 - nobody changes it
+
+    async def ends(self, partitions, failed=None):
+        if self.knows_leader:
+            return {0: 100}
+        refused = broker_refused("the end of t-0", Code.NOT_LEADER_OR_FOLLOWER)
+        if failed is None:
+            raise refused
+        failed[0] = refused
+        return {}
 
     async def bounds(self, partition):
         return PartitionBounds(0, (await self.ends([partition]))[partition])

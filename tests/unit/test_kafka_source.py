@@ -12,11 +12,12 @@ from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import EpochPartitions, OffsetRanges, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, whole_batches
-from pushrep.kafka.sink_state import SinkState
+from pushrep.kafka.sink_state import FENCE, SinkState
 from pushrep.kafka.source import ReusedMemory, SealedReader, ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, encode_batch, header
 from pushrep.records.header import crc32c
+from tests.support.simulated_disk import SimulatedClock
 
 PID = 7
 ORIGIN = RecordOrigin(carrier="key", pids={0: PID, 1: 8}, pid_epoch=0)
@@ -326,6 +327,52 @@ def test_troubles_that_take_turns_are_logged_once_each_until_nothing_is_in_the_w
     assert sink.trouble == "no broker"
 
 
+def test_lag_is_the_age_since_the_append_whatever_time_a_record_has(log):
+    """faults S4: "not by the record's own timestamp"; stored by minutes, so that a restart knows it, too."""
+    clock = SimulatedClock()
+    epochs = (EpochPartitions(0, 1),)
+    sink = SinkState([log], ShippingProgress(epochs=epochs), 0, clock)
+    sink.note_ends()
+    for seconds in range(1, 601):
+        clock.advance(1_000)
+        if seconds in {100, 400}:
+            append(log, b"of 1970")
+        sink.note_ends()
+    assert abs(sink.lag().age_ms - 501_000) <= 1_000
+    again = SinkState([log], sink.current(), 0, clock)
+    assert abs(again.lag().age_ms - 501_000) <= 60_000
+    sink.sources[0].on_acknowledged(1, 0, 5)
+    assert abs(sink.lag().age_ms - 201_000) <= 1_000
+    sink.note_ends()
+    assert abs(sink.lag().age_ms - 201_000) <= 1_000
+    sink.sources[0].on_acknowledged(2, 0, 6)
+    sink.note_ends()
+    assert (sink.lag().age_ms, sink.current().appended) == (None, {})
+
+
+def test_what_keeps_some_records_waiting_is_told_after_five_seconds(log):
+    """faults B3, S4: a partition without a leader, a broker that is away, a fence that waits."""
+    clock = SimulatedClock()
+    sink = SinkState([log], ShippingProgress(epochs=(EpochPartitions(0, 1),)), 0, clock)
+    assert "have not answered yet" in sink.trouble
+    sink.begin()
+    sink.set_trouble("orders-1 has no leader", ("leader", 1))
+    clock.advance(4_999)
+    sink.set_trouble("a transaction is open", FENCE)
+    assert (sink.trouble, sink.trouble_ms(), sink.fence_waits()) == (None, None, None)
+    clock.advance(1)
+    assert (sink.trouble, sink.trouble_ms()) == ("orders-1 has no leader", 5_000)
+    clock.advance(5_000)
+    assert sink.fence_waits() == ("a transaction is open", 5_001)
+    sink.set_trouble(None, ("leader", 1))
+    assert sink.trouble == "a transaction is open"
+    sink.set_trouble("no broker answers")
+    assert (sink.trouble, sink.trouble_ms()) == ("no broker answers", 0), "what stops everything comes first"
+    sink.set_trouble(None)
+    sink.set_trouble(None, FENCE)
+    assert sink.trouble is None
+
+
 def test_a_checkpoint_is_believed_if_the_log_has_its_batch(log):
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
@@ -351,7 +398,7 @@ def test_a_log_that_ends_below_its_checkpoint_went_back_unless_a_new_epoch_began
 def test_waiting_tells_what_stands_in_the_way(log):
     append(log, b"a", b"b")
     shipped = state(log, None)
-    shipped.matched()
+    shipped.sources[0].is_matching = False
     shipped.set_trouble("no broker answers")
     with pytest.raises(ShippingTimeout, match="no broker answers") as caught:
         shipped.wait({0: 2}, 0.0, 0.0)

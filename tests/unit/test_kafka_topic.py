@@ -43,6 +43,9 @@ class Admin:
         partitions = [SimpleNamespace(leader=None if one is None else SimpleNamespace(id=one)) for one in self.leaders]
         return {"orders": done(SimpleNamespace(topic_id=Uuid(7, 7), partitions=partitions))}
 
+    def describe_cluster(self):
+        return done(SimpleNamespace(cluster_id="a cluster"))
+
     def describe_configs(self, resources):
         (resource,) = resources
         answer = OF_TOPIC
