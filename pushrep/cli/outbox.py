@@ -1,4 +1,4 @@
-"""`pushrep outbox create | hold | skip | repartition | rebase`, and `pushrep ship`.
+"""`pushrep outbox create | transfer | hold | skip | repartition | rebase`, and `pushrep ship`.
 
 The process that has the outbox open holds takeovers and skips records, asked on its control socket; without one, this
 process works on the directory.
@@ -69,7 +69,7 @@ _LOOK_S = 0.25
 
 @click.group()
 def outbox() -> None:
-    """Create and run an outbox with standbys, hold takeovers; skip records, use more partitions, rebase."""
+    """Create and run an outbox with standbys, transfer its lead, hold takeovers; skip records, repartition, rebase."""
 
 
 @outbox.command(
@@ -467,6 +467,37 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
 
 
+@outbox.command(short_help="Hand the lead over to another member.")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--to",
+    type=click.IntRange(0, 255),
+    metavar="MEMBER",
+    help="The number of the member; a service has to stand by there.  [default: the one that holds most]",
+)
+@_JSON
+def transfer(directory: Path, to: int | None, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Hand the lead of an outbox over to a member whose service stands by, for example before work on this machine.
+
+    \b
+      pushrep outbox transfer data --to 2
+      pushrep outbox transfer data
+
+    DIRECTORY is that of the leader's outbox or node. The leader takes no more appends and waits until that member holds
+    everything, up to its close_timeout_s; then the member takes over at once. If it can't, the leader leads on. A
+    leader that is closed hands over by itself.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    member = _one_member(directory)
+    try:
+        done = ask(member.directory, "transfer", {"to": to})
+    except NobodyAnswers as error:
+        raise CommandRefused(_who_can(member)) from error
+    if as_json:
+        show_json({"member": done})
+    else:
+        click.echo(f"member {done} takes over")
+
+
 @outbox.command(short_help="Keep standbys from taking over for a while.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--for", "length", metavar="DURATION", help="Hold takeovers from now on for so long: 90s, 30m, 1h or 2d.")
@@ -494,18 +525,14 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise click.UsageError("give one of --for DURATION, --end and --show")
     if length is not None and not reason.strip():
         raise click.UsageError("give --reason TEXT: it is stored with the hold, for other operators")
-    found = members_at(directory)
-    if len(found) != 1:
-        named = ", ".join(str(one.directory) for one in found)
-        raise CommandRefused(f"give one of {named}" if found else f"{directory} holds no outbox that has a leader")
-    member = found[0]
+    member = _one_member(directory)
     grant = member.kept.grant
     if not show:
         for_ms = 0 if length is None else 1000 * _duration_s(length)
         try:
             until_ms = ask(member.directory, "hold", {"for_ms": for_ms, "reason": reason})
         except NobodyAnswers as error:
-            raise CommandRefused(_who_can_hold(member)) from error
+            raise CommandRefused(_who_can(member)) from error
         said = {"until_ms": until_ms, "reason": reason} if for_ms else None
     else:
         kept = hold_of(grant, time.time_ns() // 1_000_000)
@@ -525,7 +552,15 @@ def _duration_s(text: str) -> int:
         raise click.BadParameter(str(error), param_hint="--for") from error
 
 
-def _who_can_hold(member: GrantedMember) -> str:
+def _one_member(directory: Path) -> GrantedMember:
+    found = members_at(directory)
+    if len(found) != 1:
+        named = ", ".join(str(one.directory) for one in found)
+        raise CommandRefused(f"give one of {named}" if found else f"{directory} holds no outbox that has a leader")
+    return found[0]
+
+
+def _who_can(member: GrantedMember) -> str:
     """Why no process answers in the member's directory, and where to run the command."""
     grant = member.kept.grant
     assert grant is not None, "the caller has checked it"

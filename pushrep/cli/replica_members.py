@@ -27,9 +27,11 @@ from pushrep.outbox.promotion import Promotion, promote
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.settings import DURATION_MAX_S
 from pushrep.status.table import count
 
 _PAUSE_S = 0.2
+_STEP_S = 1.0  # for a question to the service that is answered at once
 _LOST_WAIT_S = 5.0
 _DONE, _CATCHING_UP = "done", "catching up"
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -78,8 +80,9 @@ def add(  # noqa: PLR0913 - the options
     it becomes a member, by a grant of a majority of the old and of the new list. It gets a number that no member had
     before. If the command is interrupted, run it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, timeout, tls) as home, _listing_if_it_fails(directory):
-        done = _follow(_adding(home, address, least), timeout, directory)
+    limit = _Limit(timeout)
+    with _reached(directory, limit, tls) as home, _listing_if_it_fails(directory):
+        done = _follow(_adding(home, address, least, limit), limit, directory)
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
 
@@ -87,9 +90,21 @@ def add(  # noqa: PLR0913 - the options
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @_LEAST
+@click.option(
+    "--no-standbys",
+    is_flag=True,
+    help="Also if fewer than three members are left: no standby takes over any more then.",
+)
 @_change_options
 def remove(  # noqa: PLR0913 - the options
-    directory: Path, member: int, least: int | None, timeout: float, *, as_json: bool, tls: MutualTls | None
+    directory: Path,
+    member: int,
+    least: int | None,
+    timeout: float,
+    *,
+    no_standbys: bool,
+    as_json: bool,
+    tls: MutualTls | None,
 ) -> None:
     """Remove MEMBER, by its number, from the members of the outbox in DIRECTORY.
 
@@ -99,8 +114,9 @@ def remove(  # noqa: PLR0913 - the options
     Its copy stays on disk and gets no more records. The leader can't be removed: promote another member first. A node
     that `add` has not made a member yet is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, tls) as home, _listing_if_it_fails(directory):
-        done = _follow(_removing(home, member, least), timeout, directory)
+    limit = _Limit(timeout)
+    with _reached(directory, limit, tls) as home, _listing_if_it_fails(directory):
+        done = _follow(_removing(home, member, least, limit, no_standbys=no_standbys), limit, directory)
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
 
@@ -146,41 +162,73 @@ def replace(  # noqa: PLR0913 - the options
     """  # noqa: D301 - as above
     if lost and member not in lost:
         raise click.UsageError(f"--lost must name member {member}, too: add --lost {member}, or leave --lost out")
-    wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # destroyed members do not answer: no need to wait long
-    with _reached(directory, wait_s, tls) as home, _listing_if_it_fails(directory):
+    limit = _Limit(timeout)
+    # Destroyed members do not answer: no need to wait long for them.
+    with _reached(directory, limit, tls, _LOST_WAIT_S if lost else timeout) as home, _listing_if_it_fails(directory):
         if lost:
-            done = _follow(_replacing(home, address, lost), timeout, directory)
+            done = _follow(_replacing(home, address, lost, limit), limit, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
             verb = "were" if len(lost) > 1 else "was"
             _print_change(done, f"{what} {verb} replaced by member {done['member']} ({address})", as_json=as_json)
             return
-        added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
-        done = _follow(_removing(home, member, None), timeout, directory)
+        added = _follow(_adding(home, address, None, limit, replaced=member), limit, directory)
+        done = _follow(_removing(home, member, None, limit), limit, directory)
     _print_change(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
 
 
-def _adding(home: Path, address: Address, least: int | None, replaced: int | None = None) -> Step:
-    arguments = {"address": str(address), "min_insync_replicas": least, "replaced": replaced}
-    return lambda: ask(home, "add-member", arguments)
+class _Limit:
+    """--timeout, of the whole command."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._until_s = seconds, time.monotonic() + seconds
+
+    def left_s(self) -> float:
+        return max(0.0, self._until_s - time.monotonic())
 
 
-def _replacing(home: Path, address: Address, lost: Sequence[int]) -> Step:
-    return lambda: ask(home, "replace-lost", {"address": str(address), "lost": list(lost)})
+def _adding(home: Path, address: Address, least: int | None, limit: _Limit, replaced: int | None = None) -> Step:
+    return _asking(
+        home, limit, "add-member", {"address": str(address), "min_insync_replicas": least, "replaced": replaced}
+    )
 
 
-def _removing(home: Path, member: int, least: int | None) -> Step:
-    return lambda: ask(home, "remove-member", {"index": member, "min_insync_replicas": least})
+def _replacing(home: Path, address: Address, lost: Sequence[int], limit: _Limit) -> Step:
+    return _asking(home, limit, "replace-lost", {"address": str(address), "lost": list(lost)})
+
+
+def _removing(home: Path, member: int, least: int | None, limit: _Limit, *, no_standbys: bool = False) -> Step:
+    given = {"index": member, "min_insync_replicas": least, "no_standbys": no_standbys}
+    return _asking(home, limit, "remove-member", given)
+
+
+def _asking(home: Path, limit: _Limit, call: str, arguments: dict[str, Any]) -> Step:
+    def step() -> dict[str, Any]:
+        try:
+            left_s = limit.left_s()
+            given = arguments if call == "replace-lost" else {**arguments, "wait_s": left_s / 2}
+            done: dict[str, Any] = ask(home, call, given, timeout_s=max(_STEP_S, left_s))
+        except NobodyAnswers as error:
+            if limit.left_s():
+                raise
+            raise click.ClickException(
+                f"the change is not done after {limit.seconds:g} s, and the service goes on with its step: run the "
+                "same command again"
+            ) from error
+        return done
+
+    return step
 
 
 @contextmanager
-def _reached(directory: Path, timeout_s: float, tls: MutualTls | None) -> Iterator[Path]:
+def _reached(directory: Path, limit: _Limit, tls: MutualTls | None, wait_s: float = DURATION_MAX_S) -> Iterator[Path]:
     """Make sure that a process has the outbox open: a service, or else this process inside the `with`. Yields
-    `directory`.
+    `directory`. wait_s: the longest time that opening it waits for members.
     """
     try:
-        found = ask(directory, "status")
+        found = ask(directory, "status", timeout_s=max(_STEP_S, limit.left_s()))
     except NobodyAnswers:
-        with _opened(directory, timeout_s, PushSettings(tls=tls)):
+        # An opening waits so long up to three times: for answers, for those that store its grant, for those in sync.
+        with _opened(directory, min(wait_s, limit.left_s()) / 3, PushSettings(tls=tls)):
             yield directory
         return
     if found["kind"] != "outbox":
@@ -199,7 +247,7 @@ def _listing_if_it_fails(directory: Path) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(Exception):  # an error here must not replace the first one
-            for line in _as_it_stands(directory, ask(directory, "status")):
+            for line in _as_it_stands(directory, ask(directory, "status", timeout_s=_STEP_S)):
                 click.echo(line, err=True)
         raise
 
@@ -214,19 +262,16 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"
     for one in status["members"]:
         if one["is_joining"]:
-            yield f"{one['address']} will become member {one['index']}; it does not count as a member yet"
+            yield (
+                f"{one['address']} will become member {one['index']}; it does not count as a member yet. To give it "
+                f"up: pushrep replica remove {directory} {one['index']}"
+            )
     addresses = [one["address"] for one in members if one["address"]]
     yield f"from the next open on: replicas={addresses}"
-    away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
     if status["is_changing"]:
-        names = ", ".join(map(str, away)) or "none"
-        yield (
-            f"the change is not finished, majorities of both lists are needed: run the same command again when {names} "
-            "answer"
-        )
-        if away:
-            lost = " ".join(f"--lost {index}" for index in away)
-            yield f"if they are destroyed: pushrep replica replace {directory} {away[0]} HOST:PORT {lost}"
+        away = [one["index"] for one in members if one["is_silent"]]
+        when = f" when {', '.join(map(str, away))} answer" if away else ""
+        yield f"the change is not finished, majorities of both lists are needed: run the same command again{when}"
 
 
 def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
@@ -245,28 +290,29 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
     )
 
 
-def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
+def _follow(step: Step, limit: _Limit, directory: Path) -> dict[str, Any]:
     """Repeat the step until the change is done; show its progress on standard error."""
-    deadline, said = time.monotonic() + timeout_s, ""
+    said = warned = ""
     with progress(_CATCHING_UP, unit="records") as show:
         behind: int | None = None
         while (found := step())["phase"] != _DONE:
-            if found["warning"]:
-                click.echo(found["warning"], err=True)
+            if found["warning"] != warned:
+                warned = found["warning"]
+                click.echo(warned, err=True)
             if found["phase"] != said:
                 said = found["phase"]
                 click.echo(f"member {found['member']}: {said} ...", err=True)
             if (left := _behind(directory, found["member"])) is not None:
                 behind = max(left, behind or 0)
                 show(behind - left, total=behind)
-            if time.monotonic() > deadline:
+            if not limit.left_s():
                 give_up = ""
                 if found["phase"] == _CATCHING_UP:
                     give_up = f", or give up: pushrep replica remove {directory} {found['member']}"
                 to_go = "" if left is None else f" ({count(left)} records to go)"
                 raise click.ClickException(
-                    f"member {found['member']} is still {said}{to_go} after {timeout_s:g} s; steps that are done stay "
-                    f"done: run the same command again{give_up}"
+                    f"member {found['member']} is still {said}{to_go} after {limit.seconds:g} s; steps that are done "
+                    f"stay done: run the same command again{give_up}"
                 )
             time.sleep(_PAUSE_S)
     return found

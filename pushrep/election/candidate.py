@@ -141,11 +141,13 @@ class MemberAnswer:
 class StandbyElection(NamedTuple):
     """A standby's own election: `Grant.too_few_to_take_over` says how many members it needs.
 
-    why_not(grant): why no standby may take over by that grant, empty if one may. wall_ms: when it begins.
+    why_not(grant): why no standby may take over by that grant, empty if one may. wall_ms: when it begins. named_by: the
+    rank of the grant whose leader handed the lead over to this member, if one did: that is no takeover.
     """
 
     why_not: Callable[[Grant], str]
     wall_ms: int
+    named_by: tuple[int, int] | None = None
 
 
 class Look(NamedTuple):
@@ -402,8 +404,13 @@ class Candidate:
     def _newest(self) -> Grant | None:
         return newest_of(answer.grant for answer in self._answers.values())
 
+    def _deposes_nobody(self, answer: MemberAnswer) -> bool:
+        """Of this member's generation, a directory that counts for nothing shows no leader either."""
+        is_another = answer.index != self.index and answer.is_unfilled
+        return is_another and self._own.grant is not None and answer.generation == self._own.generation
+
     def _on_look(self) -> list[CandidateEffect]:
-        newest = self._newest()
+        newest = newest_of(one.grant for one in self._answers.values() if not self._deposes_nobody(one))
         is_first_grant = self._is_first_grant()
         self._was_led_by_another = newest is not None and newest.leader != self.index
         goes_on = self._goes_on(newest)
@@ -421,7 +428,7 @@ class Candidate:
             grant = self._change(self.base, epoch)
         else:
             grant = self.base.renewed(epoch, self.index)
-        if self._standby is not None and self._was_led_by_another:
+        if self._standby is not None and self._was_led_by_another and not self._is_handed_over(self.base):
             grant = replace(grant, takeover=Takeover(epoch, self._standby.wall_ms))
         shown = self._answers.items()
         grant = grant.with_identities(
@@ -431,6 +438,9 @@ class Candidate:
         self.grant = grant
         self._answers = {self.index: replace(self._own, grant=grant, highest_epoch=grant.epoch)}
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+
+    def _is_handed_over(self, grant: Grant) -> bool:
+        return self._standby is not None and self._standby.named_by == grant.rank
 
     def _why_held(self) -> CantLead | None:
         """Why no standby may take over now. Enough members have answered for one of them to know the newest hold."""
@@ -449,7 +459,9 @@ class Candidate:
         if newest is None or self.purpose is Purpose.OPEN:
             return is_enough
         silent = self.base.indexes - self._answers.keys()
-        alive = leader_alive(self.index, newest, self._answers, silent, self._leader_alive_ms)
+        # One that handed over is not alive, though others may not have heard it yet.
+        alive_ms = 0 if self._is_handed_over(newest) else self._leader_alive_ms
+        alive = leader_alive(self.index, newest, self._answers, silent, alive_ms)
         if alive is not None and self._is_over and (is_enough or alive.contacts):
             return alive
         if is_enough and isinstance(refusal := self._fetches(), ReplicationError):
@@ -463,6 +475,8 @@ class Candidate:
         for answer in self._answers.values():
             newer = answer.grant
             if newer is None or newer == self.grant or newer.generation < self.grant.generation:
+                continue
+            if self._deposes_nobody(answer):
                 continue
             if (why_not := self._why_another_generation(newer)) is not None:
                 return self._refuse(why_not)

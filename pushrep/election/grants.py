@@ -47,6 +47,8 @@ EPOCH_JUMP_MAX = 1 << 20
 or a foreign sender."""
 LIST_JUMP_MAX = 128 * EPOCH_LEAP
 """The same where the list is another one: the member may have been away while so many new directories came in."""
+LISTS_MAX = 32
+"""More changes than that while one member is away do not happen; a grant is in many answers."""
 GENERATION_TAG_BITS = 32
 """The lower half of a generation is random."""
 
@@ -128,6 +130,18 @@ class Takeover(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettledList(Struct):
+    """A list of members that held alone once: their indexes, which are never used again."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """The members."""
+        return frozenset(one.index for one in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant(Struct):
     """A leader by name and number, as a member stores and says it. Raises BadGrant if it contradicts itself.
 
@@ -136,7 +150,8 @@ class Grant(Struct):
     next_index: the lowest index that no member ever had; raised above the members' by itself.
     destinations: of one that was repartitioned, oldest first. accepted_loss: what an operator was shown and accepted.
     generation: of the last forced grant, 0 where there was none (`next_generation`). hold, takeover: the newest ones,
-    which every later grant carries (`base_of`).
+    which every later grant carries (`base_of`). lists: the settled lists of this generation before this one, the newest
+    LISTS_MAX of them, oldest first: a member that was away knows its own one among them.
     """
 
     outbox_id: UUID
@@ -158,6 +173,7 @@ class Grant(Struct):
     generation: Counter = 0
     hold: Hold | None = None
     takeover: Takeover | None = None
+    lists: tuple[SettledList, ...] = ()
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
     indexes: frozenset[int] = field(init=False, repr=False, compare=False)
@@ -366,11 +382,15 @@ class Grant(Struct):
             min_insync_replicas=min_insync_replicas,
             previous_members=tuple(one for one in listed if one.index == leader) if len(listed) > 1 else (),
             previous_min_insync_replicas=int(len(listed) > 1),
+            lists=(),  # who has an older generation takes this one whatever its list is
         )
 
     def settled(self, epoch: int) -> "Grant":
         """The next grant, with the new list alone; allowed once `may_settle`."""
-        return self._changed(epoch, previous_members=(), previous_min_insync_replicas=0)
+        before = SettledList(members=tuple(Member(one.index) for one in self.previous_members))
+        is_another = not self.is_led_alone and before.indexes != self.quorums[0].members
+        lists = (*self.lists, before)[-LISTS_MAX:] if is_another else self.lists
+        return self._changed(epoch, previous_members=(), previous_min_insync_replicas=0, lists=lists)
 
     def _changed(self, epoch: int, **changes: Any) -> "Grant":
         """The next grant with other lists: its epoch is their `members_epoch`."""
@@ -421,12 +441,17 @@ def are_rivals(generation: int, other: int) -> bool:
 
 
 class OfferedGrant(NamedTuple):
-    """A received grant, and the local state. leader_epoch: the newest one accepted in any log, -1 for none."""
+    """A received grant, and the local state. leader_epoch: the newest one accepted in any log, -1 for none.
+
+    is_unfilled: this directory is a copy, or lacks what its member held: it counts for nothing, so it takes any newer
+    grant.
+    """
 
     offered: Grant
     sender: int
     kept: Grant | None
     leader_epoch: int
+    is_unfilled: bool = False
 
     @property
     def begins_generation(self) -> bool:
@@ -439,11 +464,20 @@ class OfferedGrant(NamedTuple):
         return max(self.leader_epoch, self.kept.epoch if self.kept else NO_EPOCH)
 
     @property
+    def is_strangers(self) -> bool:
+        """Whether the sender is in no list that is known here, and its own lists do not go on from one of these."""
+        if self.kept is None or self.is_unfilled or self.sender in self.kept.indexes:
+            return False
+        went_on_from = {listed.indexes for listed in self.offered.lists}
+        went_on_from |= {quorum.members for quorum in self.offered.quorums}
+        return went_on_from.isdisjoint(quorum.members for quorum in self.kept.quorums)
+
+    @property
     def jumps(self) -> bool:
         """Whether its epoch is further above the newest one than a healthy sender can be ahead. Not measurable without
         a grant here.
         """
-        if self.kept is None:
+        if self.kept is None or self.is_unfilled:
             return False
         is_same_list = self.offered.members_epoch == self.kept.members_epoch
         return self.offered.epoch - self.newest_epoch > (EPOCH_JUMP_MAX if is_same_list else LIST_JUMP_MAX)
@@ -473,7 +507,7 @@ GENERATION_CHECKS: tuple[GrantCheck, ...] = (
 )
 """The first checks; after them a grant that begins a generation is judged as if no grant was stored."""
 GRANT_CHECKS: tuple[GrantCheck, ...] = (
-    (ErrorCode.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
+    (ErrorCode.NOT_A_MEMBER, lambda case: case.is_strangers),
     (ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
     (
         ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old list

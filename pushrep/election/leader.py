@@ -174,6 +174,11 @@ class PartitionLeader:
         """The replicas, members or not yet, that hold everything below the high watermark."""
         return frozenset({self.grant.leader, *(index for index in self._sessions if self._has_caught_up(index))})
 
+    def has_all(self, replica: int) -> bool:
+        """Whether an in-sync replica holds every record, and every one is acknowledged."""
+        end = self.log.log_end_offset
+        return replica in self.in_sync and (self._verified(replica) or 0) >= end and self.high_watermark >= end
+
     @property
     def may_settle(self) -> bool:
         """Whether the member change of this grant is complete for this partition: the next grant may settle it."""

@@ -5,6 +5,9 @@
                            │   └─────────────────────────┘ sign of a leader          │ faster         │           │
                            └──────────────────────────────────────────────────────────┘                └ again ◀──┘
 
+The successor that a leader named when it handed over looks at once, and nobody pauses for that: it is no takeover. The
+others wait meanwhile, as if the leader had been in contact then.
+
 For this member nobody leads if the leader said so, or if its own node had no contact with it for `takeover_after_ms`
 and has had its grant for as long; if the newest grant names this member, it looks at once. Each standby waits for a
 random time, so that usually one looks first. Then a Candidate decides, with a `StandbyElection`: the answers show
@@ -81,7 +84,8 @@ class Seen(NamedTuple):
     """The facts of a standby at one moment. now_ms: monotonic. member: its index.
 
     contact_age_ms: since its node's last contact with the leader; None: the leader said that it leads no more. unfit:
-    why this member can't lead now, empty if it can.
+    why this member can't lead now, empty if it can. is_successor: the leader handed the lead over to this member.
+    has_handed_over: this member led by the grant, and handed the lead over to another.
     """
 
     now_ms: int
@@ -90,6 +94,8 @@ class Seen(NamedTuple):
     contact_age_ms: int | None
     unfit: str = ""
     wall_ms: int = 0
+    is_successor: bool = False
+    has_handed_over: bool = False
 
 
 class Standby:
@@ -105,6 +111,8 @@ class Standby:
         self._paused_until_ms = 0  # monotonic, as the next
         self._hold: Hold | None = None
         self._held_until_ms = 0
+        self.named_by: tuple[int, int] | None = None
+        """The rank of the grant whose leader handed the lead over to this member: no takeover, so no pause."""
 
     def become(self, state: StandbyState) -> None:
         """Change the state, as the table allows."""
@@ -115,18 +123,22 @@ class Standby:
         """Why this member does not look now; None: it is LOOKING from here on. Raises CantStandBy."""
         if seen.grant is None:
             return "the outbox is not made yet: pushrep outbox create"
+        if all(one.index != seen.member for one in seen.grant.members):
+            removed = f"member {seen.member} was removed by epoch {seen.grant.members_epoch}"
+            return f"{removed}: it stands by again once pushrep replica add has made its node a member"
         check_standby(seen.grant)
         if self.state in {StandbyState.WAITING, StandbyState.DEPOSED}:
             self.become(StandbyState.STANDING_BY)
         self._learn(seen.grant, seen.now_ms, seen.wall_ms, is_here=self._rank is not None)
         if seen.grant.rank != self._rank:
             self._rank, self._known_ms, self._due_ms = seen.grant.rank, seen.now_ms, None
+        self.named_by = seen.grant.rank if seen.is_successor else None
         if why_not := seen.unfit or self._why_not_due(seen, seen.grant):
             self._due_ms = None
             return why_not
         if self._due_ms is None:
             is_own = seen.grant.leader == seen.member
-            self._due_ms = seen.now_ms + (0 if is_own else self._draw(1 + self.times.spread_ms))
+            self._due_ms = seen.now_ms + (0 if is_own or seen.is_successor else self._draw(1 + self.times.spread_ms))
         if seen.now_ms < self._due_ms:
             return "nobody leads: it looks soon"
         self.become(StandbyState.LOOKING)
@@ -138,9 +150,10 @@ class Standby:
         self._due_ms = now_ms + self.times.spread_ms // 2 + self._draw(1 + self.times.spread_ms)
 
     def _why_not_due(self, seen: Seen, grant: Grant) -> str:
-        if grant.leader == seen.member:
-            return ""  # this member has the grant: it deposes nobody
-        if why_not := self._why_held(seen.now_ms):
+        if grant.leader == seen.member:  # this member has the grant: it deposes nobody
+            waits = seen.has_handed_over and seen.now_ms - self._known_ms < self.times.takeover_after_ms
+            return "it handed the lead over: another takes over now" if waits else ""
+        if why_not := self._why_held(seen.now_ms, grant):
             return why_not
         if seen.contact_age_ms is None:
             return ""
@@ -153,7 +166,7 @@ class Standby:
     def why_not_take_over(self, grant: Grant, now_ms: int, wall_ms: int) -> str:
         """Why no standby may take over now, by the hold and pause in a grant of other members; empty: one may."""
         self._learn(grant, now_ms, wall_ms, is_here=False)
-        return self._why_held(now_ms)
+        return self._why_held(now_ms, grant)
 
     def _learn(self, grant: Grant, now_ms: int, wall_ms: int, *, is_here: bool) -> None:
         """Note a grant's hold and takeover. is_here: this member stood by when its own node got the grant."""
@@ -168,11 +181,11 @@ class Standby:
                 now_ms + _left_ms(hold.since_ms, hold.until_ms - hold.since_ms, wall_ms),
             )
 
-    def _why_held(self, now_ms: int) -> str:
+    def _why_held(self, now_ms: int, grant: Grant) -> str:
         if self._hold is not None and now_ms < self._held_until_ms:
             left = _seconds(self._held_until_ms - now_ms)
             return f"takeovers are held for {left} ({self._hold.reason}): pushrep outbox hold"
-        if self._takeover is not None and now_ms < self._paused_until_ms:
+        if grant.rank != self.named_by and self._takeover is not None and now_ms < self._paused_until_ms:
             left = _seconds(self._paused_until_ms - now_ms)
             return f"member {owner_of(self._takeover.epoch)} took over lately: the next may in {left}"
         return ""
@@ -214,7 +227,7 @@ class LeaderHealth:
 def check_standby(grant: Grant) -> None:
     """Raise CantStandBy for an outbox whose members are too few, or acknowledge with less than a majority."""
     count, least = len(grant.members), grant.min_insync_replicas
-    if count < MEMBERS_MIN:
+    if max(count, len(grant.previous_members)) < MEMBERS_MIN:  # until a change is settled the longer list stands
         raise CantStandBy(f"the outbox has {count} members, {MEMBERS_MIN} are needed: pushrep replica add")
     if least < count // 2 + 1:
         raise CantStandBy(

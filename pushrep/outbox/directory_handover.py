@@ -13,8 +13,10 @@ The socket has mode 0600: a user that may use it may change the files, too. The 
 
     status         the node's part of `pushrep status`
     stop-replay    {"session_id"}                  ends a replay session
-    contact        {"outbox_id", "state", "why"}   of a service that stands by (the nil id if the outbox is not made
-                                                   yet): how many ms ago a leader was in contact, null if none was
+    contact        {"outbox_id", "state", "why", "is_fit"}   of a service that stands by (the nil id if the outbox is
+                                                   not made yet), and whether it could lead: [how many ms ago the leader
+                                                   was in contact, null if none was; whether it handed the lead over to
+                                                   this member]
 
 `adopt` renames <outbox directory>, which a service led from, to <data>/<outbox id>: the node follows the current leader
 with it. Its files do not change: promises.json has the same form for leaders and replicas, and contains the member's
@@ -54,7 +56,7 @@ from pushrep.outbox.control import CallRefused, Calls, ControlPeer, ControlServe
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate.election_state import find_election_state
-from pushrep.replicate.node_store import LastContact
+from pushrep.replicate.node_store import LastContact, StandbyContact
 from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.settings import whole_number
 
@@ -96,11 +98,16 @@ class HandoverSocket(ControlServer):
         pid, uid, _ = struct.unpack("3i", peer.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return {"stopped": self._node.stop_replay(session_id, f"process {pid} of user {uid}")}
 
-    def _contact(self, arguments: Mapping[str, Any]) -> int | None:
+    def _contact(self, arguments: Mapping[str, Any]) -> StandbyContact:
         outbox_id, state, why = _outbox_id(arguments), arguments.get("state"), arguments.get("why")
         if isinstance(state, str) and isinstance(why, str):
             self._node.note_standby(outbox_id, state, why)
-        return None if outbox_id == NOT_MADE else self._node.store.look_up(outbox_id).contact_age_ms
+        if outbox_id == NOT_MADE:
+            return StandbyContact(None, is_successor=False)
+        kept = self._node.store.look_up(outbox_id)
+        if arguments.get("is_fit"):
+            kept.note_standby()
+        return kept.standby_contact
 
 
 def _outbox_id(arguments: Mapping[str, Any]) -> UUID:

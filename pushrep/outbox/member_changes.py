@@ -19,21 +19,24 @@ These are calls of the control socket, as is what else an open outbox answers th
                                                      is shipped to
     purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
     hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
+    transfer     {"to"}                              the member that the lead is handed over to; null: chosen here
 
 An outbox on a file system without sockets (a network share, say, or a simulated disk) opens without a control socket:
 its records matter more.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.election.errors import TooFewMembers
 from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
+from pushrep.election.standby import MEMBERS_MIN
 from pushrep.env import Filesystem, RealFilesystem
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, checked_timeout
 from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.destinations import purge_open
 from pushrep.outbox.errors import CommandRefused
@@ -76,32 +79,48 @@ class MembershipStep(NamedTuple):
 
 
 def add_member(
-    facts: Facts, address: str, min_insync_replicas: int | None = None, *, replaced: int | None = None
+    facts: Facts,
+    address: str,
+    min_insync_replicas: int | None = None,
+    *,
+    replaced: int | None = None,
+    wait_s: float | None = None,
 ) -> MembershipStep:
     """One step towards adding a member that listens at `address`.
 
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
     that the new one replaces, which is removed afterwards. An address in the list is refused then, except this member's
-    own with a new directory, which becomes a member with a new index. Raises
+    own with a new directory, which becomes a member with a new index. wait_s: how long the step waits for members that
+    do not answer or are not in sync; None: open_timeout_s. Raises
     CommandRefused, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
     for name, number in (("min_insync_replicas", min_insync_replicas), ("replaced", replaced)):
         if number is not None:
             whole_number(name, number)
+    checked_timeout(wait_s)
     address = str(Address.parse(address))
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
-        return _add(replication, address, min_insync_replicas, replaced)
+        return _add(replication, address, min_insync_replicas, replaced, wait_s=wait_s)
 
 
-def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> MembershipStep:
-    """One step towards removing member `index`; a node that was still to become it is dropped at once. Raises as
-    `add_member`.
+def remove_member(
+    facts: Facts,
+    index: int,
+    min_insync_replicas: int | None = None,
+    *,
+    no_standbys: bool = False,
+    wait_s: float | None = None,
+) -> MembershipStep:
+    """One step towards removing member `index`; a node that was still to become it is dropped at once.
+
+    no_standbys: also where too few are left for standbys. wait_s: as `add_member`'s, which raises the same.
     """
     replication = _replication(facts)
     whole_number("index", index)
+    checked_timeout(wait_s)
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
-        return _remove(replication, index, min_insync_replicas)
+        return _remove(replication, index, min_insync_replicas, no_standbys=no_standbys, wait_s=wait_s)
 
 
 def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> MembershipStep:
@@ -123,12 +142,25 @@ def _way_back(facts: Facts, address: str, lost: Collection[int] = ()) -> Iterato
     try:
         yield
     except TooFewMembers as error:
-        gone = sorted({*lost, *error.silent[: error.needed - error.answered]})
-        named = " ".join(f"--lost {one}" for one in gone)
+        alive = _replication(facts).who_answers()
+        silent = [one for one in error.silent if one not in alive]
+        counts_not = [one for one in error.silent if one in alive]
+        why = f"{error.answered} of {error.needed} needed members count"
+        why += f"; {counts_not} answer, and do not count before they hold everything" if counts_not else ""
+        why += f"; {silent} do not answer: bring them back, and run the same command again" if silent else ""
+        gone = sorted({*lost, *silent[: error.needed - error.answered]})
         raise CommandRefused(
-            f"{error}. If they are destroyed: pushrep replica replace {facts.directory} {min(lost or gone)} {address} "
-            f"{named}"
+            f"{why}{_way_without(facts.directory, gone, address, first=min(lost, default=-1))}"
         ) from error
+
+
+def _way_without(directory: Path, gone: Sequence[int], address: str, *, first: int = -1) -> str:
+    """The command for members that do not answer, if they are destroyed."""
+    if not gone:
+        return ""
+    named = " ".join(f"--lost {one}" for one in gone)
+    at = first if first >= 0 else gone[0]
+    return f". If they are destroyed: pushrep replica replace {directory} {at} {address} {named}"
 
 
 def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]) -> MembershipStep:
@@ -139,7 +171,7 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
     index = kept.index_at(address)
     if gone == lost and index >= 0:  # an earlier call did that
         grant = _settled_or_settling(replication)
-        return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, index, grant)
+        return _settling(replication, index, grant)
     for one in sorted(lost):
         _check_replaced(kept, one)
     is_coming = index in _new_of(kept)  # by a change that can never be settled
@@ -159,19 +191,24 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
 
 
 def _add(
-    replication: "Replication", address: str, min_insync_replicas: int | None, replaced: int | None = None
+    replication: "Replication",
+    address: str,
+    min_insync_replicas: int | None,
+    replaced: int | None = None,
+    *,
+    wait_s: float | None,
 ) -> MembershipStep:
     coming = _new_of(replication.grant)  # read before this step, which may settle it
-    grant = _settled_or_settling(replication)
+    grant = _settled_or_settling(replication, wait_s)
     known = next((one for one in grant.members if one.address == address), None)
     if known is not None and known.index == replaced and known.index not in coming:
         grant, known = _without_address(replication, grant, known), None
     if known is not None:
         if replaced is not None and known.index not in coming:
             raise CommandRefused(_why_not_in_the_place_of(replaced, known))
-        return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, known.index, grant)
+        return _settling(replication, known.index, grant)
     if grant.previous_members:
-        return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not settled yet
+        return _settling(replication, _changing(grant), grant)  # another change is not settled yet
     if replaced is not None:
         _check_replaced(grant, replaced)  # before anything is added, because the list would grow, and m with it
     learners = replication.learners
@@ -187,7 +224,7 @@ def _add(
         raise CommandRefused(f"{address} can't be another member: {trouble}")
     if not replication.has_caught_up(index):
         return _step(Phase.CATCHING_UP, index, grant)
-    joint = _change(replication, grant, _with(Member(index, address), None, min_insync_replicas))
+    joint = _change(replication, grant, _with(Member(index, address), None, min_insync_replicas), wait_s)
     replication.forget_learner(index)
     _LOG.info("member %d (%s) was added by the grant of epoch %d", index, address, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
@@ -221,8 +258,15 @@ def _check_replaced(grant: Grant, replaced: int) -> None:
         raise CommandRefused(f"there is no member {replaced}, but {_names(grant.members)}. Nothing was changed")
 
 
-def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> MembershipStep:
-    grant = _settled_or_settling(replication)
+def _remove(
+    replication: "Replication",
+    index: int,
+    min_insync_replicas: int | None,
+    *,
+    no_standbys: bool,
+    wait_s: float | None,
+) -> MembershipStep:
+    grant = _settled_or_settling(replication, wait_s)
     if index == grant.leader:
         raise CommandRefused(f"member {index} leads: promote another one first, then remove it there")
     if index in replication.learners:
@@ -234,8 +278,14 @@ def _remove(replication: "Replication", index: int, min_insync_replicas: int | N
             raise CommandRefused(f"there is no member {index}, but {_names(grant.members)}")
         return _step(Phase.DONE, index, grant)
     if grant.previous_members:
-        return _step(Phase.SETTLING, index, grant)
-    joint = _change(replication, grant, _with(None, index, min_insync_replicas))
+        return _settling(replication, index, grant)
+    if len(grant.members) <= MEMBERS_MIN and replication.has_standbys and not no_standbys:
+        raise CommandRefused(
+            f"{len(grant.members) - 1} members would be left, and standbys need {MEMBERS_MIN}: nobody would take over. "
+            f"Add one first: pushrep replica add {replication.directory} HOST:PORT. Without standbys: pushrep replica "
+            f"remove {replication.directory} {index} --no-standbys. Nothing was changed"
+        )
+    joint = _change(replication, grant, _with(None, index, min_insync_replicas), wait_s)
     _LOG.info("member %d was removed by the grant of epoch %d", index, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
 
@@ -249,21 +299,22 @@ def _replication(facts: Facts) -> "Replication":
     return facts.replication
 
 
-def _settled_or_settling(replication: "Replication") -> Grant:
+def _settled_or_settling(replication: "Replication", wait_s: float | None = None) -> Grant:
     """The current grant; a change that is not settled is settled first, if it can be."""
     grant = replication.grant
     if grant is None:
-        replication.check_enough_answer()
-        raise CommandRefused("it does not lead now: their list can't change. Try again")
+        raise replication.too_few or CommandRefused("it does not lead now: their list can't change. Try again")
     if grant.previous_members and replication.may_settle:
-        grant = replication.change_members(lambda newest, epoch: newest.settled(epoch))
+        grant = replication.change_members(lambda newest, epoch: newest.settled(epoch), wait_s=wait_s)
         _LOG.info("the members are %s since the grant of epoch %d", _names(grant.members), grant.epoch)
     return grant
 
 
-def _change(replication: "Replication", grant: Grant, change: Callable[[Grant, int], Grant]) -> Grant:
+def _change(
+    replication: "Replication", grant: Grant, change: Callable[[Grant, int], Grant], wait_s: float | None
+) -> Grant:
     change(grant, next_ballot(grant.leader, grant.epoch))  # refuse a bad change before appends are paused
-    return replication.change_members(change)
+    return replication.change_members(change, wait_s=wait_s)
 
 
 def _with(new: Member | None, gone: int | None, min_insync_replicas: int | None) -> Callable[[Grant, int], Grant]:
@@ -303,6 +354,18 @@ def _changing(grant: Grant) -> int:
     return next(iter(lists[0] ^ lists[1]), grant.leader)
 
 
+def _settling(replication: "Replication", index: int, grant: Grant) -> MembershipStep:
+    """The step of a change that is settled, or waits for members; with a warning if it waits for silent ones."""
+    if not grant.previous_members:
+        return _step(Phase.DONE, index, grant)
+    silent = sorted(one for one in grant.indexes - {grant.leader} if replication.is_silent(one))
+    warning = ""
+    if grant.too_few_to_change(grant.indexes - {*silent}) is not None:
+        way_out = _way_without(replication.directory, silent, "HOST:PORT")
+        warning = f"members {silent} do not answer, and too few others are left to finish the change{way_out}"
+    return _step(Phase.SETTLING, index, grant)._replace(warning=warning)
+
+
 def _step(phase: Phase, index: int, grant: Grant) -> MembershipStep:
     return MembershipStep(phase, index, grant.members, grant.min_insync_replicas)
 
@@ -338,6 +401,7 @@ def calls_of(facts: Facts) -> Calls:
         "remove-member": lambda given: remove_member(facts, **given).as_dict(),
         "replace-lost": lambda given: replace_lost(facts, **given).as_dict(),
         "hold": lambda arguments: _hold(facts, arguments),
+        "transfer": lambda given: _transfer(facts, **given),
         "skip": lambda given: facts.shipping.skip(**given),
         "skip-all": lambda given: facts.shipping.drop(**given),
         "purge": lambda arguments: purge_open(facts.logs, arguments),
@@ -358,6 +422,12 @@ def _metrics(facts: Facts) -> list[Sample]:
     from pushrep.status.metrics import samples_of  # noqa: PLC0415 - an extra
 
     return list(samples_of(status_of(facts)))
+
+
+def _transfer(facts: Facts, to: int | None = None) -> int:
+    if to is not None:
+        whole_number("to", to)
+    return _replication(facts).transfer(to, facts.settings.config.close_timeout_s)
 
 
 def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -503,8 +503,11 @@ class Outbox:
         self._appenders = cast("Mapping[int, PartitionAppender]", Refusing(lambda: OutboxClosed(self.directory)))
         for appender in self._all_appenders:
             appender.refuse(lambda: OutboxClosed(self.directory))
+        if self.facts.replication is not None:
+            self.facts.replication.end_change()  # it holds the write locks
         deadline = monotonic() + self._settings.config.close_timeout_s
         decided_by(deadline, pending_in(self._all_appenders))
+        self._hand_over(deadline)
         for appender in self._all_appenders:
             appender.end()
             appender.give_up(closed)
@@ -520,6 +523,16 @@ class Outbox:
             self._resources.close()
         finally:
             raise_unseen_failure(self._all_appenders)  # lost records matter more than a slow close
+
+    def _hand_over(self, deadline: float) -> None:
+        """Hand the lead over to a standby, if there is one: then nobody waits to find out that this one has gone."""
+        replication = self.facts.replication
+        if replication is None or not replication.has_standbys:
+            return
+        try:
+            replication.transfer(None, max(0.0, deadline - monotonic()))
+        except PushrepError as error:
+            _LOG.info("%s: it ends without handing over: %s", self.directory, error)
 
     def pending_records(self) -> int:
         """How many records were appended and are not decided yet."""

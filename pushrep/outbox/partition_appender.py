@@ -149,10 +149,12 @@ class PartitionAppender:
             raise
 
     def _check_takes(self) -> None:
+        refusal = None if self._replicas is None else self._replicas.refusal()
+        if isinstance(refusal, NotLeader):  # whatever else is wrong: its service ends here
+            raise refusal
         if self._refusal is not None:
             raise self._refusal()
-        refusal = None if self._replicas is None else self._replicas.refusal()
-        if self._stopped is not None and not isinstance(refusal, NotLeader):
+        if self._stopped is not None:
             raise self._log_stopped()
         if refusal is not None:
             raise refusal

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from uuid import UUID
 
-from pushrep.election.candidate import MemberAnswer, Purpose
+from pushrep.election.candidate import LEADER_ALIVE_MS, MemberAnswer, Purpose
 from pushrep.election.errors import NotLeader, TooFewMembers
-from pushrep.election.grants import Grant, Member, are_rivals, newest_of, next_ballot
+from pushrep.election.grants import Grant, Member, are_rivals, hold_of, newest_of, next_ballot
 from pushrep.election.leader import PartitionLeader
 from pushrep.election.standby import LeaderHealth, TakeoverTimes
 from pushrep.env import Clock
@@ -56,6 +57,8 @@ _LOOK_AGAIN_S = 0.5
 _UNASKED_WAIT_S = 2.0  # how long a change that nobody asked for pauses appends
 _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
 _ASK_S = 5.0  # timeout of asking the members who leads
+_ANSWER_S = 1.0  # the same, for a message that names the silent ones
+_SILENT_MS = LEADER_ALIVE_MS  # a member answers once a second
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
 _LEAD_LOOK_S = 0.25
@@ -90,7 +93,10 @@ class Replication:
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
+        self._opened_ms = clock.wall_ms()
         self._answered_ms: dict[int, int] = {}  # by member, wall clock
+        self.too_few: TooFewMembers | None = None
+        """Why it could not lead when it asked last."""
         self.own_appenders: Sequence[PartitionAppender] = ()
         self.on_identity: Callable[[OutboxIdentity], None] = lambda _identity: None
         """Called with the new identity when another PID begins while the outbox is open."""
@@ -126,7 +132,7 @@ class Replication:
         try:
             self._grant = self._run(self._renewal)
         except TooFewMembers as error:
-            self._grant = None
+            self._grant, self.too_few = None, error
             taken = "no record is taken" if self.needs_all else "records go under an epoch without a grant"
             _LOG.warning("%s: %s; until they do, %s", self._state_store.directory, error, taken)
         if self.needs_all and self._identity.min_insync_replicas > len(self._identity.replicas) == 1:
@@ -164,8 +170,13 @@ class Replication:
         self._health = LeaderHealth(times, self._clock.monotonic_ms())
         self._thread("pushrep-lead", partial(self._watch_lead, self._health, on_lost))
 
+    def end_change(self) -> None:
+        """Whatever waits for members stops waiting, and no change of members begins any more; what is led is led on."""
+        self._election.ending.set()
+
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""
+        self.end_change()
         self._stop.set()
         if self._tick is not None:
             self._tick.end()
@@ -276,7 +287,8 @@ class Replication:
         the outbox goes on as after an open that found too few members.
         """
         with self._changing:
-            grant, looked = self._ask_members()
+            self._check_not_closing()
+            grant, looked = self._ask_members(DURATION_MAX_S if wait_s is None else max(wait_s, _UNASKED_WAIT_S))
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self.why_not_leading()
             if refusal is not None:
@@ -339,12 +351,31 @@ class Replication:
         grant = self._state_store.kept.grant or self._first()
         return grant, self._election.describe_members(grant, min(within_s, self._config.open_timeout_s))
 
-    def check_enough_answer(self) -> None:
-        """Ask the members, and raise TooFewMembers if too few to lead answer."""
+    @property
+    def directory(self) -> Path:
+        """The outbox's directory."""
+        return self._state_store.directory
+
+    @property
+    def has_standbys(self) -> bool:
+        """Whether instances stand by for this lead: it was made by `stand_by`, or one of them took over before."""
+        grant = self._state_store.kept.grant
+        return self._health is not None or (grant is not None and grant.takeover is not None)
+
+    def _check_not_closing(self) -> None:
+        if self._election.ending.is_set:
+            raise OutboxClosed(self._state_store.directory)
+
+    def who_answers(self) -> frozenset[int]:
+        """Ask the other members; those that answer at once, and this one."""
         with self._changing:
-            grant, found = self._ask_members(_ASK_S)
-        if (refusal := too_few(grant, self._identity.member, found)) is not None:
-            raise refusal
+            _, found = self._ask_members(_ANSWER_S)
+        return frozenset({self._identity.member, *found})
+
+    def is_silent(self, index: int) -> bool:
+        """Whether another member can't be reached, or has not answered for some time."""
+        leading, since_ms = self._leading, self._answered_ms.get(index, self._opened_ms)
+        return (leading is not None and leading.is_away(index)) or self._clock.wall_ms() - since_ms >= _SILENT_MS
 
     def replace_lost(self, lost: frozenset[int], new: Sequence[str]) -> Granted:
         """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
@@ -355,8 +386,8 @@ class Replication:
         """
         with self._changing:
             grant, own = self._state_store.kept.grant, self._identity.member
-            if self._stop.is_set() or grant is None:
-                raise OutboxClosed(self._state_store.directory)
+            self._check_not_closing()
+            assert grant is not None, "the caller looked at it"
             if (refusal := self.why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
             change = list_change(self._election, lost, new)
@@ -452,6 +483,8 @@ class Replication:
     def _watch_lead(self, health: LeaderHealth, on_lost: Callable[[Exception], None]) -> None:
         while not self._stop.wait(_LEAD_LOOK_S):
             lost = self._lost()
+            if self._election.ending.is_set:  # it hands over by itself
+                return
             if lost is None:
                 try:
                     why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
@@ -478,6 +511,56 @@ class Replication:
             if self._leading is not None:
                 self._leading.resign(why)
         return why
+
+    def transfer(self, to: int | None, within_s: float) -> int:
+        """Hand the lead over to member `to`, where a service has to stand by, and return it; None: to the one that is
+        furthest. Nothing is appended meanwhile; from then on appends raise NotLeader.
+
+        Raises CommandRefused if it can't, or if that member does not hold everything within `within_s`: then it leads
+        on. NotLeader, NotEnoughReplicas if it does not lead.
+        """
+        with self._changing:
+            if (refusal := self.why_not_leading()) is not None:
+                raise refusal
+            leading = self._leading
+            assert leading is not None, "it leads"
+            target = self._successor(leading, to)
+            until_s, is_closing = monotonic() + within_s, self._election.ending.is_set
+            with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
+                while not self._holds(lambda leader: leader.has_all(target)):
+                    is_ended = self._election.ending.is_set and not is_closing
+                    if monotonic() >= until_s or is_ended or self._stop.wait(_PAUSE_S):
+                        raise CommandRefused(
+                            f"member {target} does not hold everything within {within_s:g} s: this one leads on"
+                        )
+                own, epoch = leading.grant.leader, leading.grant.epoch
+                why = NotLeader(target, epoch, f"member {own} handed its lead of epoch {epoch} over to member {target}")
+                with self._state_store.lock:  # first: this member's next instance does not lead on at once
+                    self._state_store.keep(replace(self._state_store.kept, is_handed_over=True))
+                _LOG.info("%s: %s", self._state_store.directory, why)
+                for appender in self.appenders.values():
+                    appender.failure = why
+                leading.resign(why, target)
+        return target
+
+    def _successor(self, leading: Leading, to: int | None) -> int:
+        grant = leading.grant
+        if (held := hold_of(grant, self._clock.wall_ms())) is not None:
+            raise CommandRefused(
+                f"takeovers are held ({held.reason}), also for who is named: end that first with pushrep outbox hold "
+                f"{self.directory} --end"
+            )
+        listed = sorted(one.index for one in grant.members if one.index != grant.leader)
+        can = [index for index in listed if index in leading.standbys]
+        if to is None and can:
+            lags = self.lag_by_index()
+            return min(can, key=lambda index: (lags[index].partitions - lags[index].in_sync, lags[index].records))
+        if to is None or to not in can:
+            why = f"of the others, {listed}, no service that could lead stands by at "
+            raise CommandRefused(
+                f"{why}{'any' if to is None else to}: see pushrep status {self.directory}. This one leads on"
+            )
+        return to
 
     def why_not_leading(self) -> Exception | None:
         """What an append that waits for replicas would raise; None while this outbox leads."""
@@ -656,12 +739,13 @@ class Replication:
     def _lead_if_enough(self) -> bool:
         if self._leading is not None:  # a forced grant came first
             return True
-        grant, found = self._ask_members()
+        grant, found = self._ask_members(_ASK_S)
         is_led_by_another = any(
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
         )
-        is_enough = is_led_by_another or too_few(grant, self._identity.member, found) is None
+        self.too_few = too_few(grant, self._identity.member, found)
+        is_enough = is_led_by_another or self.too_few is None
         if self._stop.is_set() or not is_enough:
             return False
         try:
@@ -683,7 +767,7 @@ class Replication:
         while self.needs_all and monotonic() - started_s < wait_s:
             while waiting and (led := waiting[0].led) is not None and (led.leader.may_append_all or led.resigned):
                 waiting.popleft()
-            if not waiting or self._stop.wait(_PAUSE_S):
+            if not waiting or self._election.ending.is_set or self._stop.wait(_PAUSE_S):
                 return
 
     def _replicas(self) -> list[Replica]:

@@ -52,6 +52,7 @@ _DIGITS = re.compile(r"[0-9.]+")
 _POLL_S = 0.2
 _WHY_CHARACTERS = 500  # of the reason sent to the node, whose line is limited
 _ASK_NODE_S = 1.0
+_LOGGED_AGAIN_MS = 60_000
 _ROUND_S = (1.0, 2.0)
 """How long a standby asks for the lead at a time, from the least to the most: each member its own (`round_s`). While
 it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
@@ -145,6 +146,8 @@ class WaitingMember:
         """When the node last had contact with the leader, by its last answer; before any answer: now."""
         self._shown = self._why = ""
         self._shown_ms = self.clock.wall_ms()
+        self._logged_ms: dict[str, int] = {}
+        self._is_fit = self._is_successor = False
         self._health = ExitStack()  # the health server
         self._serves_health = False
         self._why_silent = ""
@@ -225,13 +228,17 @@ class WaitingMember:
         clock, contact_age_ms = self.clock, self._contact_age_ms()
         if found is None:
             return Seen(clock.monotonic_ms(), None, NO_MEMBER, None)
+        unfit = self._why_unfit(found)
+        self._is_fit = not unfit
         return Seen(
             now_ms=clock.monotonic_ms(),
             grant=found.kept.grant,
             member=found.kept.member,
             contact_age_ms=contact_age_ms,
-            unfit=self._why_unfit(found),
+            unfit=unfit,
             wall_ms=clock.wall_ms(),
+            is_successor=self._is_successor,
+            has_handed_over=found.kept.is_handed_over,
         )
 
     def _contact_age_ms(self) -> int | None:
@@ -241,9 +248,12 @@ class WaitingMember:
             home = (home if self._found is None else self._found.directory).parent
         outbox_id = NOT_MADE if self._found is None else self._found.outbox_id
         why = self._why[:_WHY_CHARACTERS]
-        arguments = {"outbox_id": str(outbox_id), "state": self._rules.state.value, "why": why}
+        state = self._rules.state
+        is_fit = self._is_fit and state is StandbyState.STANDING_BY
+        arguments = {"outbox_id": str(outbox_id), "state": state.value, "why": why, "is_fit": is_fit}
+        self._is_successor = False
         try:
-            age_ms: int | None = ask(home, "contact", arguments, timeout_s=_ASK_NODE_S)
+            age_ms, self._is_successor = ask(home, "contact", arguments, timeout_s=_ASK_NODE_S)
         except (NobodyAnswers, CallRefused) as error:
             _LOG.debug("%s: its node does not say when the leader contacted it: %s", home, error)
         else:
@@ -282,7 +292,9 @@ class WaitingMember:
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 clock, why_not = self.clock, self._rules.why_not_take_over
                 standby = StandbyElection(
-                    lambda shown: why_not(shown, clock.monotonic_ms(), clock.wall_ms()), clock.wall_ms()
+                    lambda shown: why_not(shown, clock.monotonic_ms(), clock.wall_ms()),
+                    clock.wall_ms(),
+                    self._rules.named_by,
                 )
                 patience_s = min(round_s(grant, election.index), config.open_timeout_s)
                 granted = election.run(purpose, patience_s, standby=standby)
@@ -368,7 +380,14 @@ class WaitingMember:
         if shown == self._shown:
             return
         self._shown, self._shown_ms = shown, self.clock.wall_ms()
-        _LOG.info("%s: %s%s", self.directory, state.value, f": {why}" if why else "")
+        now_ms = self.clock.monotonic_ms()
+        # One that looks in vain changes its state every second.
+        is_news = now_ms - self._logged_ms.get(shown, now_ms - _LOGGED_AGAIN_MS) >= _LOGGED_AGAIN_MS
+        self._logged_ms = {text: ms for text, ms in self._logged_ms.items() if now_ms - ms < _LOGGED_AGAIN_MS}
+        if is_news:
+            self._logged_ms[shown] = now_ms
+        level = logging.INFO if is_news else logging.DEBUG
+        _LOG.log(level, "%s: %s%s", self.directory, state.value, f": {why}" if why else "")
         try:
             self.on_state(state, why)
         except Exception:  # noqa: BLE001 - the caller's code

@@ -90,8 +90,8 @@ class MemberStatus:
     """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
 
     sessions: how many of its partitions are pushed to now. trouble: why no session can begin, or what is damaged there
-    and can't be repaired, and since when (wall clock); None if there is nothing in the way. lag: None for the leader
-    itself.
+    and can't be repaired, and since when (wall clock); None if there is nothing in the way. is_silent: it has not
+    answered for some seconds. lag: None for the leader itself.
     """
 
     index: int
@@ -102,6 +102,7 @@ class MemberStatus:
     last_end_reason: str | None = None
     trouble: str | None = None
     trouble_since_ms: int | None = None
+    is_silent: bool = False
     lag: ReplicaLag | None = None
 
     @property
@@ -638,6 +639,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
             last_end_reason=ended.get(index),
             trouble=None if index not in troubles else troubles[index].removeprefix(f"{address}: "),
             trouble_since_ms=None if leading is None else leading.troubled_since_ms.get(index),
+            is_silent=index != facts.identity.member and facts.replication.is_silent(index),
             lag=lags.get(index),
         )
         for index, address in sorted({**facts.replication.learners, **listed}.items())

@@ -27,7 +27,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -78,12 +77,13 @@ syncs the partitions of one request beside each other, but requests one after th
 class Beats(NamedTuple):
     """A leader's heartbeats, one a second. on_another(replica, generation, epoch, leader): the answer showed another
     grant than the leader's: a newer one, or an older one or none (-1), because the replica's disk was replaced.
-    on_own(replica): it showed the leader's.
+    on_own(replica, stands_by): it showed the leader's. last(): the one that a connection ends with, if one.
     """
 
     request: BeatRequest
     on_another: Callable[[int, int, int, int], None]
-    on_own: Callable[[int], None]
+    on_own: Callable[[int, bool], None]
+    last: Callable[[], BeatRequest | None]
 
 
 class Channel:
@@ -370,7 +370,8 @@ class Channel:
             return
         if self.is_closing and not self._ready:
             self._has_sent_end = True
-            self._send_beat(replace(self._beats.request, is_last=True), now_ms)
+            if (last := self._beats.last()) is not None:
+                self._send_beat(last, now_ms)
         elif now_ms >= self._beat_ms and not self._is_beating:
             self._send_beat(self._beats.request, now_ms)
 
@@ -478,7 +479,7 @@ class Channel:
         if (response.generation, response.grant_epoch) != ours:
             self._beats.on_another(self.replica.index, response.generation, response.grant_epoch, response.grant_leader)
         elif response.error_code is ErrorCode.NONE:
-            self._beats.on_own(self.replica.index)
+            self._beats.on_own(self.replica.index, response.stands_by)
 
     def _answered(self, request: RequestInFlight, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):

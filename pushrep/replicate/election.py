@@ -40,7 +40,7 @@ from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import RecordBatch
 from pushrep.replicate.election_state import ElectionStateStore
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.member_clients import MemberAnswers, MemberClients, ends_of, tp_of
+from pushrep.replicate.member_clients import Ending, MemberAnswers, MemberClients, ends_of, tp_of
 from pushrep.replicate.replica import cut_unfenced
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -80,6 +80,8 @@ class Election:
         self._grants: list[Grant] = []
         self._may_cut = True
         self._contact_age_ms, self.leader_alive_ms = contact_age_ms, leader_alive_ms
+        self.ending = Ending(settings)
+        """Once it is set, every round ends at once, as at its deadline: the outbox is being closed."""
         self._answers = self._round(0)
 
     def own(self) -> MemberAnswer:
@@ -241,6 +243,7 @@ class Election:
                     leader_epoch=max(kept.leader_epoch, grant.epoch),
                     number=max(kept.number, grant.epoch),
                     log_generation=grant.generation,  # a new generation begins with its leader's logs
+                    is_handed_over=False,
                 )
             )
 
@@ -299,9 +302,10 @@ class Election:
         )
 
     def _learn_from(self, refused: Refused) -> None:
-        """Another leads: store its grant, so that this directory can follow it."""
+        """Another leads: store its grant, so that this directory can follow it, or knows that it was removed."""
         newest = newest_of(self._grants)
-        if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
+        is_over = isinstance(refused.error, NotLeader) or (newest is not None and self.index not in newest.indexes)
+        if not is_over or newest is None or newest.leader == self.index:
             return
         with self.state_store.lock:
             kept = self.state_store.kept
@@ -310,7 +314,7 @@ class Election:
 
     def _round(self, timeout_s: float, candidate: Candidate | None = None) -> MemberAnswers:
         self._clients.generation = self.state_store.kept.generation
-        answers = MemberAnswers(self._settings, self._clock, timeout_s)
+        answers = MemberAnswers(self._settings, self._clock, timeout_s, self.ending)
         answers.asks_again = candidate is not None and candidate.asks_again  # before an answer can refuse
         return answers
 

@@ -5,7 +5,8 @@
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
                                                   "unfilled": {log: offset}, "is_unfilled": bool,
-                                                  "log_generation": g, "rival": {...} | null, "crc32c": c}
+                                                  "log_generation": g, "rival": {...} | null,
+                                                  "is_handed_over": bool, "crc32c": c}
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both have the same file, so either
@@ -27,7 +28,7 @@ from uuid import UUID
 
 from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.errors import BadGrant, label
-from pushrep.election.grants import Destination, Grant, Hold, Member, Takeover
+from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
@@ -56,7 +57,7 @@ class ElectionState:
     earlier one, so its disk may have been lost: until a leader has given it everything it does not count.
     log_generation: of the logs in the directory; if it is below the grant's, they have to be moved aside. rival: an
     offered grant that was forced independently of the stored one: a leader by either gets the other in its answer, and
-    stops.
+    stops. is_handed_over: this member led by the grant, and handed the lead over to another.
     """
 
     leader_epoch: int = -1
@@ -68,6 +69,7 @@ class ElectionState:
     is_unfilled: bool = False
     log_generation: int = 0
     rival: Grant | None = None
+    is_handed_over: bool = False
 
     @property
     def newest_epoch(self) -> int:
@@ -95,8 +97,9 @@ class ElectionState:
         logs.
         """
         if grant.generation == self.generation:
-            return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
-        began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None)
+            newest_epoch = max(self.leader_epoch, grant.epoch)
+            return replace(self, grant=grant, leader_epoch=newest_epoch, is_handed_over=False)
+        began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None, is_handed_over=False)
         return replace(began, grant=grant, leader_epoch=grant.epoch)
 
     @property
@@ -231,6 +234,7 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
             is_unfilled=bool(fields["is_unfilled"]),
             log_generation=int(fields["log_generation"]),
             rival=_grant_of(fields["rival"]),
+            is_handed_over=bool(fields["is_handed_over"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -249,6 +253,7 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
         "is_unfilled": state.is_unfilled,
         "log_generation": state.log_generation,
         "rival": _grant_fields(state.rival),
+        "is_handed_over": state.is_handed_over,
     }
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, NODE_FILE_VERSION)
 
@@ -283,6 +288,7 @@ def _grant_fields(grant: Grant | None) -> dict[str, Any] | None:
     fields = {name: value for name, value in asdict(grant).items() if name in _GRANT_FIELDS}
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(one.topic_id), one.partitions] for one in grant.destinations]
+    fields["lists"] = [sorted(one.indexes) for one in grant.lists]
     for name in ("members", "previous_members"):
         fields[name] = [
             [one.index, one.address, None if one.directory_id is None else one.directory_id.hex, one.identity]
@@ -302,6 +308,7 @@ def _grant_of(fields: Mapping[str, Any] | None) -> Grant | None:
             Member(int(index), str(address), None if shown is None else UUID(hex=shown), str(identity))
             for index, address, shown, identity in read[name]
         )
+    read["lists"] = tuple(SettledList(members=tuple(Member(int(index)) for index in one)) for one in read["lists"])
     read["hold"] = None if read["hold"] is None else Hold(**read["hold"])
     read["takeover"] = None if read["takeover"] is None else Takeover(**read["takeover"])
     return Grant(**read)

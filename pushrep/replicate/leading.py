@@ -15,6 +15,7 @@ that ended begins again after a pause, unless its reason is final.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.replicate.channel import Beats
 from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
+from pushrep.replicate.election_state import NO_MEMBER
 from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
@@ -83,7 +85,9 @@ class Leading:
         beat = wire.BeatRequest(
             outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
         )
-        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant, self.notify_kept))
+        self._last_beat: wire.BeatRequest | None = replace(beat, is_last=True)
+        beats = Beats(beat, self._on_another_grant, self._on_own_grant, lambda: self._last_beat)
+        self.manager = PushManager(settings, clock=clock, beats=beats)
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         self._stop = self.manager.settings.network.threads.event()
         self._session_ids = count(1)
@@ -114,6 +118,8 @@ class Leading:
         """Called in any thread when a replica showed its directory: once it is in sync, it may come in. None: no
         directory comes in, and a member without one in the grant counts by its index.
         """
+        self.standbys: set[int] = set()
+        """The members at which a service stands by that could lead, by their last answers."""
         self.on_kept: Callable[[int], None] = lambda _replica: None
         """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
         self.troubled_since_ms: dict[int, int] = {}
@@ -164,6 +170,11 @@ class Leading:
         self.troubled_since_ms = {index: before.get(index, now_ms) for index in found}
         return found
 
+    def is_away(self, index: int) -> bool:
+        """Whether this replica can't be reached now; one that refuses sessions can."""
+        drivers = [driver for driver in list(self._drivers) if driver.replica.index == index]
+        return index in self.manager.away() or any(one.trouble is not None and not one.has_answered for one in drivers)
+
     def push_to(self, replica: Replica) -> None:
         """Push to this one, too: a node that is to become a member gets all records first."""
         driver = _Driver(self, replica, self._by_tp)
@@ -180,7 +191,11 @@ class Leading:
             self.manager.stop_push(led.tp, [index], PushSessionEndReason.REPLICA_REMOVED)
 
     def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
-        """Stop, and return the waiting callbacks for the next Leading: (end offset, callback) by partition."""
+        """Stop, and return the waiting callbacks for the next Leading: (end offset, callback) by partition.
+
+        The lead goes on, so no replica is told goodbye.
+        """
+        self._last_beat = None
         waiting = {number: led.hand_over() for number, led in self.partitions.items()}
         self.close()
         return waiting
@@ -200,10 +215,14 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    def notify_grant(self, grants: Iterable[Grant]) -> None:
-        """A member showed these grants; a newer one than ours, or a rival forced beside it, ends our lead."""
+    def notify_grant(self, grants: Iterable[Grant], *, is_unfilled: bool) -> None:
+        """A member showed these grants; a newer one than ours, or a rival forced beside it, ends our lead.
+
+        is_unfilled: it counts for nothing, so of our generation it deposes nobody.
+        """
         for grant in grants:
-            self._notify_grant(grant.generation, grant.epoch, grant.leader)
+            if not (is_unfilled and grant.generation == self.grant.generation):
+                self._notify_grant(grant.generation, grant.epoch, grant.leader)
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
         """A replica answered a heartbeat with another grant. If that is older, or none, the replica lost its state,
@@ -214,12 +233,18 @@ class Leading:
             for led in self.partitions.values():
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
-    def resign(self, why: NotLeader) -> None:
+    def resign(self, why: NotLeader, successor: int = NO_MEMBER) -> None:
         """Stop leading: waiting callbacks fail with `why`, and a last heartbeat tells the members that this leader has
-        gone.
+        gone, and to which member it hands over.
         """
+        if self._last_beat is not None:
+            self._last_beat = replace(self._last_beat, successor=successor)
         for led in self.partitions.values():
             led.resign(why)
+
+    def _on_own_grant(self, replica: int, stands_by: bool) -> None:  # noqa: FBT001 - a callback
+        (self.standbys.add if stands_by else self.standbys.discard)(replica)
+        self.notify_kept(replica)
 
     def notify_kept(self, replica: int) -> None:
         """A replica answered, and has our grant."""
@@ -303,6 +328,8 @@ class _Driver:
         self._client: ReplicaClient | None = None
         self.trouble: str | None = None
         """Why no session can begin now."""
+        self.has_answered = False
+        """Whether it answered when sessions were to begin last."""
         self.refused = ""
         """The replica's last report on its disk, when sessions began."""
         self.refusal = ""
@@ -389,6 +416,7 @@ class _Driver:
             _LOG.exception("%s: nothing is repaired", self.replica)
 
     def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
+        self.has_answered = False
         with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
             self._client = client
             if self._stop.is_set():
@@ -408,7 +436,7 @@ class _Driver:
                 )
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise self._refused(answer)
-                self._leading.notify_grant(answer.grants)
+                self._leading.notify_grant(answer.grants, is_unfilled=answer.is_unfilled)
                 if self._stop.is_set():
                     return
                 why = answer.error_message
@@ -424,8 +452,9 @@ class _Driver:
         answer = client.ask(
             wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index), wire.GrantResponse
         )
-        self._leading.notify_grant(answer.grants)
-        if answer.error_code in _NOBODY_THERE:
+        self.has_answered = True
+        self._leading.notify_grant(answer.grants, is_unfilled=answer.is_unfilled)
+        if answer.error_code in _NOBODY_THERE or (answer.error_code is not ErrorCode.NONE and answer.is_unfilled):
             raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
             # Two addresses of one node: its disk would count twice, and records on it alone would count as safe.

@@ -293,7 +293,15 @@ class LedPartition:
     ) -> None:
         with self.lock:
             effects = rule(*arguments, **named)
+            if effects and isinstance(effects[0], Resigned):  # with the lock: an append finds out why
+                self._note_resigned(effects[0])
         self._apply(effects)
+
+    def _note_resigned(self, effect: Resigned) -> None:
+        why, own = (effect.leader, effect.epoch), self.leader.grant.generation
+        rivals = effect.rival is not None and RivalGenerations(*why, generation=own, rival=effect.rival)
+        self.resigned = self.resigned or rivals or NotLeader(*why)
+        _LOG.error("%s: %s", self.tp, self.resigned)
 
     def _apply(self, effects: Sequence[LeaderEffect]) -> None:
         for effect in effects:
@@ -315,10 +323,6 @@ class LedPartition:
                     level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
                     _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
                 case Resigned():
-                    why, own = (effect.leader, effect.epoch), self.leader.grant.generation
-                    rivals = effect.rival is not None and RivalGenerations(*why, generation=own, rival=effect.rival)
-                    self.resigned = self.resigned or rivals or NotLeader(*why)
-                    _LOG.error("%s: %s", self.tp, self.resigned)
                     self.complete_waiting()
 
     def _session_ended(self, effect: SessionEnded) -> None:

@@ -41,17 +41,30 @@ _LOG = logging.getLogger("pushrep.node")
 _DESCRIBED_AT_ONCE = 500
 _FETCH_BYTES = 4 << 20
 _AGAIN_S = 0.1
+_SAID_AGAIN_MS, _SAID_MAX = 60_000, 256
 _NOT_COUNTED = "member %s does not count: %s"
 R = TypeVar("R", DescribeLogResponse, GrantResponse)
 
 
-class MemberAnswers:
-    """The answers of one round. Read by one thread."""
+class Ending:
+    """Ends the waiting of all rounds of an election, the present and later ones."""
 
-    def __init__(self, settings: PushSettings, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, settings: PushSettings) -> None:
+        self.changed = settings.network.threads.condition()
+        self.is_set = False
+
+    def set(self) -> None:
+        with self.changed:
+            self.is_set = True
+            self.changed.notify_all()
+
+
+class MemberAnswers:
+    """The answers of one round. Read by one thread. ending: set when nobody's answer is waited for any more."""
+
+    def __init__(self, settings: PushSettings, clock: Clock, timeout_s: float, ending: "Ending") -> None:
         self._clock, self._until_ms = clock, clock.monotonic_ms() + int(timeout_s * 1000)
-        self._threads = settings.network.threads
-        self._changed = self._threads.condition()
+        self._threads, self._ending, self._changed = settings.network.threads, ending, ending.changed
         self._arrived: deque[MemberAnswer] = deque()
         self._asked = 0
         self.asks_again = False
@@ -61,7 +74,7 @@ class MemberAnswers:
         """Wait for the next answer; None when all members have answered or failed, or the time is over."""
         with self._changed:
             left_s = max(0, self._until_ms - self._clock.monotonic_ms()) / 1000
-            self._changed.wait_for(lambda: self._arrived or not self._asked, left_s)
+            self._changed.wait_for(lambda: self._arrived or not self._asked or self._ending.is_set, left_s)
             return self._arrived.popleft() if self._arrived else None
 
     def ask(self, name: str, question: Callable[[], MemberAnswer]) -> None:
@@ -70,14 +83,14 @@ class MemberAnswers:
         self._threads.thread(partial(self._run, name, question), f"pushrep-ask-{name}").start()
 
     def _run(self, name: str, question: Callable[[], MemberAnswer]) -> None:
-        answer, logged = None, ""
+        answer = None
         try:
             while answer is None:
                 try:
                     answer = question()
                 except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer is no valid log or grant
-                    _LOG.log(logging.DEBUG if str(error) == logged else logging.WARNING, _NOT_COUNTED, name, error)
-                    logged = str(error)
+                    is_news = _is_news(f"{name}: {error}", self._clock.monotonic_ms())
+                    _LOG.log(logging.WARNING if is_news else logging.DEBUG, _NOT_COUNTED, name, error)
                     if not self.may_ask_again():
                         break
         finally:
@@ -90,8 +103,21 @@ class MemberAnswers:
     def may_ask_again(self) -> bool:
         """Wait a pause; whether the member may be asked again."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.asks_again, _AGAIN_S)
-            return self.asks_again and self._clock.monotonic_ms() < self._until_ms
+            self._changed.wait_for(lambda: not self.asks_again or self._ending.is_set, _AGAIN_S)
+            return self.asks_again and not self._ending.is_set and self._clock.monotonic_ms() < self._until_ms
+
+
+_said_ms: dict[str, int] = {}
+
+
+def _is_news(text: str, now_ms: int) -> bool:
+    """Whether this was not said for a minute: a standby without a majority asks every second."""
+    is_news = not 0 <= now_ms - _said_ms.get(text, now_ms - _SAID_AGAIN_MS) < _SAID_AGAIN_MS
+    if is_news:
+        if len(_said_ms) >= _SAID_MAX:
+            _said_ms.clear()
+        _said_ms[text] = now_ms
+    return is_news
 
 
 class MemberClients:

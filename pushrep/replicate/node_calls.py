@@ -159,12 +159,15 @@ class NodeCalls:
             request.generation == generation and request.leader_epoch < state.newest_epoch
         )
         if not is_fenced and request.generation == generation:
-            kept.note_contact(request.leader_epoch, is_last=request.is_last)
+            kept.note_contact(request.leader_epoch, is_last=request.is_last, successor=request.successor)
+        elif request.generation == generation and kept.is_unfilled:
+            shown = None  # it counts for nothing, so it deposes nobody
         return wire.BeatResponse(
             error_code=ErrorCode.FENCED_LEADER_EPOCH if is_fenced else ErrorCode.NONE,
             grant_epoch=-1 if shown is None else shown.epoch,
             grant_leader=-1 if shown is None else shown.leader,
             generation=0 if shown is None else shown.generation,
+            stands_by=kept.stands_by,
         )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:

@@ -31,6 +31,7 @@ from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directo
 from pushrep.log.disk import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
 from pushrep.replicate.election_state import (
+    NO_MEMBER,
     ElectionState,
     ElectionStateStore,
     raise_replica_epoch,
@@ -45,6 +46,7 @@ from pushrep.wire.error_codes import ErrorCode
 _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
 _PROPOSED_MAX = 1024  # of outboxes that were asked for and have no grant yet
+_STANDBY_MS = 2_000  # it reports several times a second
 _Answer = TypeVar("_Answer")
 
 
@@ -58,11 +60,23 @@ class LastContact(NamedTuple):
 
 
 class LeaderContact(NamedTuple):
-    """When a leader was in contact last, monotonic; is_over: it said that it leads no more."""
+    """When a leader was in contact last, monotonic; is_over: it said that it leads no more, and named its successor,
+    -1: none.
+    """
 
     leader_epoch: int
     at_ms: int
     is_over: bool
+    successor: int = NO_MEMBER
+
+
+class StandbyContact(NamedTuple):
+    """What a standby waits by: how long ago the leader was in contact, None if it leads no more. is_successor: the
+    leader handed the lead over to this member.
+    """
+
+    age_ms: int | None
+    is_successor: bool
 
 
 class KeptOutbox:
@@ -83,6 +97,7 @@ class KeptOutbox:
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
+        self._standby_ms: int | None = None  # when a standby that could lead reported last
         self._unopened: dict[TopicIdPartition, DiskTrouble] = {}
         self.state_store = ElectionStateStore(self.directory, outbox_id, store.filesystem)
 
@@ -257,12 +272,31 @@ class KeptOutbox:
         since_ms = contact.at_ms if contact.leader_epoch >= grant.epoch else self._store.started_ms
         return self._store.clock.monotonic_ms() - since_ms
 
-    def note_contact(self, leader_epoch: int, *, is_last: bool = False) -> None:
+    @property
+    def standby_contact(self) -> StandbyContact:
+        """The last contact with the leader, for a standby. While a leader's successor takes over, the others wait."""
+        age_ms, contact, state = self.contact_age_ms, self._contact, self.election_state
+        if age_ms is not None or contact.successor == NO_MEMBER or state.is_led_here:
+            return StandbyContact(age_ms, is_successor=False)
+        if contact.successor == state.member:
+            return StandbyContact(None, is_successor=True)
+        return StandbyContact(self._store.clock.monotonic_ms() - contact.at_ms, is_successor=False)
+
+    def note_contact(self, leader_epoch: int, *, is_last: bool = False, successor: int = NO_MEMBER) -> None:
         """The leader of this epoch, which is not fenced here, is alive. is_last: it leads no more."""
         with self._contact_lock:
             before = self._contact
             if leader_epoch > before.leader_epoch or (leader_epoch == before.leader_epoch and not before.is_over):
-                self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last)
+                self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last, successor)
+
+    def note_standby(self) -> None:
+        """A service that could lead now stands by here."""
+        self._standby_ms = self._store.clock.monotonic_ms()
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether one did a moment ago."""
+        return self._standby_ms is not None and self._store.clock.monotonic_ms() - self._standby_ms < _STANDBY_MS
 
     def offer_grant(self, offered: Grant, sender: int, addressed_as: int, *, is_first: bool = False) -> ErrorCode:
         """Store the grant if the rules accept it, on disk when this returns; else returns why not. Raises OSError,
@@ -284,7 +318,7 @@ class KeptOutbox:
                     f"this node is member {kept.member} of outbox {self.outbox_id}, and it is addressed as member "
                     f"{addressed_as}, too: one disk would count twice",
                 )
-            outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
+            outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch, self.is_unfilled))
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
                 self.state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)

@@ -291,22 +291,28 @@ class ListLogsResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatRequest(Struct):
-    """A heartbeat, once a second on each connection of a leader. `is_last`: it leads no more."""
+    """A heartbeat, once a second on each connection of a leader. `is_last`: it leads no more, and `successor` is the
+    member that it hands the lead over to, -1: none.
+    """
 
     outbox_id: UUID
     leader: MemberIndex
     leader_epoch: Epoch
     is_last: bool = False
     generation: Counter = 0
+    successor: MemberIndexOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatResponse(Response):
-    """FENCED_LEADER_EPOCH where a newer grant is kept; `grant_epoch`, `grant_leader`: of the newest one, -1: none."""
+    """FENCED_LEADER_EPOCH where a newer grant is kept; `grant_epoch`, `grant_leader`: of the newest one, -1: none.
+    `stands_by`: a service stands by there that could lead now.
+    """
 
     grant_epoch: EpochOrNone = -1
     grant_leader: MemberIndexOrNone = -1
     generation: Counter = 0
+    stands_by: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

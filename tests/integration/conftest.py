@@ -119,13 +119,13 @@ class World:
 
     def __init__(self, root):
         self.root, self.outbox_id = root, uuid4()
-        self.nodes, self.services, self._ports = {}, [], {}
+        self.nodes, self.services, self.ports = {}, [], {}
 
     def node(self, index, *, filesystem=REAL_FILESYSTEM, **settings):
         """A node; started again on the port that it had."""
-        if index not in self._ports:
-            self._ports[index] = reserve()
-        address = Address(*self._ports[index].getsockname())
+        if index not in self.ports:
+            self.ports[index] = reserve()
+        address = Address(*self.ports[index].getsockname())
         settings = {"allow": frozenset({"any"}), "log_config": SMALL, **settings}
         settings = NodeSettings(address=address, **settings)
         node = ReplicaNode(self.root / f"node-{index}", settings, filesystem=filesystem)
@@ -159,7 +159,7 @@ class World:
             service.close()
         for node in self.nodes.values():
             node.stop()
-        for held in self._ports.values():
+        for held in self.ports.values():
             held.close()
 
 

@@ -19,8 +19,9 @@ from pushrep import Acks, Durability, Outbox, OutboxConfig
 from pushrep.election.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import next_ballot, owner_of
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env.filesystem import RealFile
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
+from pushrep.outbox import DeliveryFailed, LogStopped, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.promotion import election_in, promote, with_loss
@@ -336,6 +337,8 @@ def test_a_running_leader_that_is_replaced_takes_nothing_more(members):
                 outbox.append(0, b"too late").result(WAIT_S)
             except NotLeader:
                 return True
+            except NotEnoughReplicas:  # the one was let go, the other is slow: it does not know of the new leader yet
+                return False
             except DeliveryFailed as error:
                 failed.append(error)
             return False
@@ -344,6 +347,37 @@ def test_a_running_leader_that_is_replaced_takes_nothing_more(members):
         assert all(error.may_be_delivered and isinstance(error.__cause__, NotLeader) for error in failed)
     with open_outbox(members.directory(1), [members.address(2)]) as promoted:
         assert [record.value for record in promoted.log(0).records(0)] == [b"0"]
+
+
+def test_a_deposed_leader_whose_disk_failed_says_that_another_leads_and_frees_its_directory(members, monkeypatch):
+    """A service ends its part only for NotLeader: with LogStopped it would keep the directory for ever."""
+    sync, place = RealFile.sync, members.world.root / "outbox"
+
+    def failing(file):
+        if place in file.path.parents:
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(file)
+
+    with members.lead(durability=Durability.FLUSHED) as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+        with monkeypatch.context() as patch:
+            patch.setattr(RealFile, "sync", failing)
+            with pytest.raises(DeliveryFailed):
+                outbox.append(0, b"1").result(WAIT_S)
+            with pytest.raises(LogStopped):
+                outbox.append(0, b"2")
+            members.promote(1, depose=True)
+
+            def is_deposed():
+                with pytest.raises((NotLeader, LogStopped)) as refused:
+                    outbox.append(0, b"3")
+                return refused.type is NotLeader
+
+            wait_until(is_deposed, "it says that another leads")
+    members.adopt_old_leader()
+    with open_outbox(members.directory(1), [members.address(0), members.address(2)]) as promoted:
+        wait_until(lambda: caught_up(promoted, members.address(0)), "it follows")
 
 
 def test_members_come_from_the_grant_and_others_are_refused_by_name(members):

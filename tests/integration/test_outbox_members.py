@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from time import monotonic
 
 import pytest
 
@@ -18,6 +19,7 @@ from pushrep.outbox import CommandRefused, OutboxDiffers
 from pushrep.outbox.control import CallRefused, ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
+from pushrep.replicate.leading import Leading
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -148,7 +150,9 @@ def test_a_node_that_was_to_become_a_member_is_given_up(world, pushrep):
         assert f"pushrep replica remove {outbox.directory} 2" in errors
         assert "127.0.0.1:1 will become member 2; it does not count as a member yet" in errors
         assert outbox.status().members[2].is_joining
-        code, output, errors = pushrep("replica", "remove", outbox.directory, 2)
+        printed = errors.partition("To give it up: ")[2].splitlines()[0]
+        assert printed == f"pushrep replica remove {outbox.directory} 2"
+        code, output, errors = pushrep(*printed.split()[1:])
         assert code == 0, errors
         assert "members: 0 (here), 1" in output
         assert [one.index for one in outbox.status().members] == [0, 1]
@@ -326,3 +330,71 @@ def test_a_close_waits_for_a_thread_that_is_just_beginning(world, monkeypatch):
         finally:
             may_begin.set()
         closing.result(WAIT_S)
+
+
+def never_in_sync(monkeypatch):
+    """From now on no session begins: the members answer, and acknowledge nothing. The event is set at the first one."""
+    begins = threading.Event()
+    monkeypatch.setattr(Leading, "start_session", lambda *_: begins.set())
+    return begins
+
+
+def test_a_close_first_ends_a_change_of_members(world, monkeypatch):
+    """The change waits for open_timeout_s for members in sync, and nothing is written meanwhile."""
+    for index in (1, 2):
+        world.node(index)
+    outbox = open_outbox(world, 1, 2, close_timeout_s=1, open_timeout_s=WAIT_S)
+    outbox.append(0, b"a").result(WAIT_S)
+    wait_for_all(outbox)
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as others:
+        begins = never_in_sync(patch)
+        changing = others.submit(remove_member, outbox.facts, 2)
+        assert begins.wait(WAIT_S)
+        outbox.close()
+        wait([changing], timeout=WAIT_S)
+    with open_outbox(world, 1) as again:
+        assert again.append(0, b"b").result(WAIT_S) == 1
+
+
+def silence(world, index):
+    """The member takes connections, and never answers."""
+    world.nodes[index].stop()
+    world.ports[index].listen()
+
+
+def timed(pushrep, *arguments):
+    began_s = monotonic()
+    code, _, errors = pushrep(*arguments)
+    assert code == 1
+    return monotonic() - began_s, errors
+
+
+def test_a_command_ends_after_its_timeout_whoever_works_at_it(world, pushrep):
+    """A call waits for a member that never answers, by itself for request_timeout_ms."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        silence(world, 2)
+        took_s, errors = timed(pushrep, "replica", "remove", outbox.directory, 2, "--timeout", "3")
+        assert took_s < 3 + 2
+        assert "the change is not done after 3 s" in errors
+        silence(world, 1)
+    took_s, errors = timed(pushrep, "replica", "remove", outbox.directory, 2, "--timeout", "3")
+    assert took_s < 3 + 2
+    assert "1 of 2 needed members count; [1, 2] do not answer" in errors
+
+
+def test_nobody_is_told_that_members_which_answer_are_destroyed(world, pushrep, monkeypatch):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        never_in_sync(monkeypatch)
+        code, _, errors = pushrep("replica", "remove", outbox.directory, 2, "--timeout", "1")
+        assert code == 1
+        assert "the change is not finished" in errors
+        assert "--lost" not in errors
+        assert "answer" not in errors

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from filtering import StreamMetadata, producer_id
 from pushrep import KafkaDestination, LogConfig, Outbox, ReplicaNode
 from pushrep.cli.main import run
-from pushrep.election.errors import NotLeader
+from pushrep.election.errors import CantStandBy, NotLeader
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import RealFile
 from pushrep.health import HealthSettings
@@ -28,6 +28,7 @@ from pushrep.outbox.directory_handover import HandoverSocket, handed_over
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
+from pushrep.outbox.replication import Replication
 from pushrep.outbox.status import LeadingState
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers, MemberClients
@@ -44,15 +45,20 @@ TAKEOVER_MS = 2_000
 
 
 class Members:
-    """Three nodes in this process, each with its directory."""
+    """Nodes in this process, each with its directory."""
 
-    def __init__(self, root, stack):
+    def __init__(self, root, stack, count=3):
         settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
-        self.data = [root / f"data-{index}" for index in range(3)]
+        self.data = [root / f"data-{index}" for index in range(count)]
         self.nodes = [stack.enter_context(ReplicaNode(data, settings)) for data in self.data]
         for node in self.nodes:
             stack.enter_context(HandoverSocket(node))
         self.addresses = [str(node.address) for node in self.nodes]
+
+
+def goodbye_only(monkeypatch):
+    """Leaders that close name no successor, as if they did not know who stands by."""
+    monkeypatch.setattr(Replication, "has_standbys", False)
 
 
 class Instance:
@@ -61,17 +67,21 @@ class Instance:
     def __init__(self, data, *, also_tell=lambda _state: None, **settings):
         self.also_tell = also_tell
         self.told, self.cancel, self.leads, self.deposed = [], threading.Event(), threading.Event(), threading.Event()
-        self.outbox, self.changed = None, threading.Condition()
+        self.outbox, self.changed, self.failed = None, threading.Condition(), None
         self.thread = threading.Thread(target=self.run, args=(data,), kwargs=settings)
         self.thread.start()
 
     def run(self, data, **settings):
         settings = {"takeover_after_ms": TAKEOVER_MS, "log_config": LogConfig(preallocate_bytes=0), **settings}
-        with suppress(StandbyCancelled):
+        try:
             self.outbox = Outbox.stand_by(
                 data, "orders", 1, "billing", **outbox_arguments(on_state=self.tell, cancel=self.cancel, **settings)
             )
             self.leads.set()
+        except StandbyCancelled:
+            pass
+        except CantStandBy as error:
+            self.failed = error
 
     def tell(self, state, why):
         with self.changed:
@@ -249,8 +259,9 @@ def test_with_a_topic_old_records_go_after_a_week_without_a_setting(members):
         instance.end()
 
 
-def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(members):
+def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(members, monkeypatch):
     """Without the leader's node the two need each other, and the node of neither answers while both look."""
+    goodbye_only(monkeypatch)
     create_outbox(members.data[0], members.addresses, "orders")
     both_look, looked, instances = threading.Barrier(2, timeout=WAIT_S), set(), [Instance(members.data[0])]
 
@@ -564,8 +575,9 @@ def test_a_hold_that_too_few_keep_is_refused(members, capfd):
         instance.end()
 
 
-def test_after_a_takeover_an_instance_that_was_started_since_waits_for_the_pause_too(members):
+def test_after_a_takeover_an_instance_that_was_started_since_waits_for_the_pause_too(members, monkeypatch):
     """The first failure after a quiet time is taken over at once."""
+    goodbye_only(monkeypatch)
     create_outbox(members.data[0], members.addresses, "orders")
     first, second, instances = Instance(members.data[0]), None, []
     try:
@@ -665,3 +677,50 @@ def test_an_outbox_is_made_only_where_every_member_answers(members):
     with pytest.raises(CommandRefused, match="another node"):
         create_outbox(members.data[0], members.addresses[1::-1] + members.addresses[2:], "orders")
     assert not [path for path in members.data[0].iterdir() if path.is_dir()]
+
+
+def test_members_are_not_removed_below_the_number_that_standbys_need(members, capfd):
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, second = Instance(members.data[0]), None
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1])
+        second.wait_for("was in contact")
+        home = first.outbox.directory
+        assert run(["replica", "remove", str(home), "2"]) == 1
+        errors = capfd.readouterr().err
+        assert "2 members would be left, and standbys need 3" in errors
+        assert f"pushrep replica add {home} HOST:PORT" in errors
+        assert first.outbox.facts.replication.grant.indexes == {0, 1, 2}, "nothing was changed"
+        printed = errors.partition("Without standbys: pushrep ")[2].partition(". Nothing")[0]
+        assert printed == f"replica remove {home} 2 --no-standbys"
+        assert run(printed.split()) == 0
+        assert first.outbox.append(0, b"first").result(WAIT_S) == 0
+        second.thread.join(WAIT_S)
+        assert isinstance(second.failed, CantStandBy)
+    finally:
+        for one in (first, second):
+            if one is not None:
+                one.end()
+
+
+def test_a_removed_members_service_says_so_once_and_stands_by_again_when_it_is_added(tmp_path, capfd, caplog):
+    with ExitStack() as stack:
+        members = Members(tmp_path, stack, 4)
+        create_outbox(members.data[0], members.addresses, "orders")
+        instances = [Instance(data) for data in members.data[:1]]
+        stack.callback(instances[0].end)
+        instances[0].wait_until_it_leads()
+        gone = Instance(members.data[3])
+        stack.callback(gone.end)
+        gone.wait_for("was in contact")
+        home = str(instances[0].outbox.directory)
+        assert run(["replica", "remove", home, "3"]) == 0
+        gone.wait_for("member 3 was removed")
+        told = len(gone.told)
+        logged = caplog.text.count("data-3")
+        assert not gone.leads.wait(2), "it looks no more"
+        assert len(gone.told) == told
+        assert caplog.text.count("data-3") == logged
+        assert run(["replica", "add", home, members.addresses[3]]) == 0
+        wait_until(lambda: any("was in contact" in why for _, why in gone.told[told:]), "it stands by again")

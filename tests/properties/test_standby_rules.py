@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, StandbyElection
 from pushrep.election.errors import CantLead, CantStandBy
 from pushrep.election.follower import StoreEpoch
-from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
+from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover, next_ballot
 from pushrep.election.standby import (
     MAY_BECOME,
     LeaderHealth,
@@ -64,6 +64,35 @@ def test_a_leader_that_says_goodbye_is_followed_within_the_spread():
     assert "soon" in standby.why_not_look(Seen(0, grant(), 1, None))
     assert "soon" in standby.why_not_look(Seen(TIMES.spread_ms - 1, grant(), 1, None))
     assert standby.why_not_look(Seen(TIMES.spread_ms, grant(), 1, None)) is None
+
+
+def test_the_successor_that_a_leader_names_looks_at_once_outside_of_the_pause_and_not_during_a_hold():
+    wall_ms = 1_700_000_000_000
+    after = {"takeover": Takeover(256, wall_ms)}
+    named = Seen(0, grant(**after), 1, None, wall_ms=wall_ms, is_successor=True)
+    standby = Standby(TIMES, lambda n: n - 1)
+    assert standby.why_not_look(named) is None
+    assert standby.why_not_take_over(grant(**after), 0, wall_ms) == ""
+    assert "took over lately" in standby.why_not_take_over(grant(514, **after), 0, wall_ms), "another leads meanwhile"
+    assert "took over lately" in Standby(TIMES, lambda n: 0).why_not_look(named._replace(is_successor=False))
+    held = grant(hold=Hold(256, wall_ms, wall_ms + 1_000, "work"))
+    assert "are held" in Standby(TIMES, lambda n: 0).why_not_look(named._replace(grant=held))
+
+
+def test_who_handed_the_lead_over_leaves_it_to_the_successor_as_long_as_all_others_do():
+    standby = Standby(TIMES, lambda n: 0)
+    seen = Seen(0, grant(), 0, None, has_handed_over=True)
+    assert "another takes over now" in standby.why_not_look(seen)
+    assert "another takes over now" in standby.why_not_look(seen._replace(now_ms=TIMES.takeover_after_ms - 1))
+    assert standby.why_not_look(seen._replace(now_ms=TIMES.takeover_after_ms)) is None
+
+
+def test_until_a_shorter_list_is_settled_the_longer_one_says_whether_there_are_enough_members():
+    three = grant()
+    joint = three.with_members(next_ballot(0, three.epoch), three.members[:2])
+    check_standby(joint)
+    with pytest.raises(CantStandBy, match="2 members"):
+        check_standby(joint.settled(next_ballot(0, joint.epoch)))
 
 
 def test_after_another_took_over_the_next_waits_and_the_first_failure_is_taken_over_at_once():

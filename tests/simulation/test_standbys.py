@@ -2,8 +2,9 @@
 read.
 
 A machine has a node with a grant, a service that leads or stands by, a monotonic clock that stops while the machine is
-suspended, and a wall clock that can be set. A seed draws kills, suspensions, cut links, steps of wall clocks, holds and
-promotions. Messages take no time: the test checks who takes over when, not the content of logs.
+suspended, and a wall clock that can be set. A seed draws kills, suspensions, cut links, steps of wall clocks, holds,
+promotions and leads that are handed over. Messages take no time: the test checks who takes over when, not the content
+of logs.
 """
 
 from collections import deque
@@ -23,7 +24,7 @@ from pushrep.election.candidate import (
 )
 from pushrep.election.candidate import Lead as LeadEffect
 from pushrep.election.follower import StoreGrant
-from pushrep.election.grants import Grant, Member, OfferedGrant, default_min_insync, judge_grant
+from pushrep.election.grants import Grant, Member, OfferedGrant, default_min_insync, hold_of, judge_grant
 from pushrep.election.standby import LeaderHealth, Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.wire.error_codes import ErrorCode
 
@@ -43,7 +44,8 @@ class Machine:
         self.index, self.grant, self.draw = index, grant, draw
         self.suspended_until_ms = self.stood_still_ms = self.started_ms = 0
         self.wall_offset_ms = 1_700_000_000_000
-        self.is_node_up, self.contact = True, (-1, 0, False)
+        self.is_node_up, self.contact = True, (-1, 0, False, -1)
+        self.handed_over = None  # the grant by which it led until then
         self.start()
 
     def start(self):
@@ -56,11 +58,18 @@ class Machine:
     def wall_ms(self, world):
         return world.now_ms + self.wall_offset_ms
 
-    def hears(self, grant, now_ms, *, is_over=False):
-        self.contact = (grant.epoch, now_ms, is_over)
+    def hears(self, grant, now_ms, *, is_over=False, successor=-1):
+        self.contact = (grant.epoch, now_ms, is_over, successor)
+
+    def standby_contact(self, now_ms):
+        """(age, whether this machine is the leader's successor)"""
+        age_ms, (_, at_ms, _, successor) = self.contact_age_ms(now_ms), self.contact
+        if age_ms is not None or successor < 0 or self.grant.leader == self.index:
+            return age_ms, False
+        return (None, True) if successor == self.index else (now_ms - at_ms, False)
 
     def contact_age_ms(self, now_ms):
-        epoch, at_ms, is_over = self.contact
+        epoch, at_ms, is_over, _ = self.contact
         if self.grant.leader == self.index or (epoch >= self.grant.epoch and is_over):
             return None
         return now_ms - (at_ms if epoch >= self.grant.epoch else self.started_ms)
@@ -76,6 +85,7 @@ class World:
         )  # fmt: skip
         self.machines = [Machine(index, first, draw) for index in range(count)]
         self.leaders, self.takeovers, self.holds, self.acknowledged_ms = {}, [], [], 0
+        self.handed_over = 0
 
     # -- who reaches whom
 
@@ -126,9 +136,13 @@ class World:
         if (takeover := machine.grant.takeover) is not None:
             machine.saw.setdefault(takeover.epoch, standby.state is not StandbyState.WAITING)
         self.note_clock(machine, machine.grant)
-        age_ms = machine.contact_age_ms(now_ms)
-        if standby.why_not_look(Seen(now_ms, machine.grant, machine.index, age_ms, wall_ms=wall_ms)) is None:
-            election = StandbyElection(lambda grant: self.told(machine, grant), wall_ms)
+        age_ms, is_successor = machine.standby_contact(now_ms)
+        seen = Seen(
+            now_ms, machine.grant, machine.index, age_ms, wall_ms=wall_ms, is_successor=is_successor,
+            has_handed_over=machine.handed_over == machine.grant,
+        )  # fmt: skip
+        if standby.why_not_look(seen) is None:
+            election = StandbyElection(lambda grant: self.told(machine, grant), wall_ms, standby.named_by)
             if self.elect(machine, election) is None:
                 standby.on_refused(now_ms)
 
@@ -171,7 +185,9 @@ class World:
                 todo += candidate.on_deadline()
         if granted is not None:
             machine.service = Leads(granted, now_ms)
-            self.check(machine, granted, is_takeover=standby is not None and not is_own)
+            is_handed_over = standby is not None and standby.named_by is not None
+            self.handed_over += is_handed_over
+            self.check(machine, granted, is_takeover=standby is not None and not is_own and not is_handed_over)
         return granted
 
     def answer(self, machine):
@@ -214,7 +230,7 @@ class World:
         draw = self.draw
         leads = [one for one in self.machines if isinstance(one.service, Leads)]
         machine = draw.choice(leads if leads and draw.random() < 0.5 else self.machines)
-        match draw.randrange(9):
+        match draw.randrange(10):
             case 0 | 1:
                 machine.service = None
             case 2:
@@ -232,6 +248,20 @@ class World:
             case 8 if draw.random() < 0.2:
                 if machine.is_node_up and not isinstance(machine.service, Leads) and self.acts(machine):
                     self.elect(machine)
+            case 9 if isinstance(machine.service, Leads) and self.acts(machine):
+                self.hand_over(machine)
+
+    def hand_over(self, machine):
+        """To one that it reaches and that stands by, if there is one and no hold; the others hear it, too."""
+        grant, now_ms = machine.service.grant, machine.wall_ms(self)
+        others = [one for one in self.others(machine) if one.grant == grant]
+        can = [one for one in others if isinstance(one.service, Standby) and self.acts(one)]
+        if can and hold_of(grant, now_ms) is None:
+            successor = self.draw.choice(can)
+            for other in others:
+                other.hears(grant, other.now_ms(self), is_over=True, successor=successor.index)
+            machine.handed_over = grant
+            machine.start()
 
     steps_clocks = True
 
@@ -262,7 +292,7 @@ class World:
 @pytest.mark.parametrize("steps_clocks", [False, True], ids=["clocks that agree", "clocks that jump"])
 @pytest.mark.parametrize("count", [3, 5])
 def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, steps_clocks, torture):
-    takeovers = 0
+    takeovers = handed_over = 0
     for number in range(torture.count(4, 500)):
         world = World(count, torture.random(count, steps_clocks, number))
         world.steps_clocks = steps_clocks
@@ -278,6 +308,8 @@ def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, st
             world.tick()
         assert world.now_ms - world.acknowledged_ms < 5 * TICK_MS, (number, "nobody leads, and nothing is in the way")
         takeovers += len(world.takeovers)
+        handed_over += world.handed_over
+    assert handed_over
     assert takeovers > torture.count(4, 500)
 
 

@@ -118,6 +118,33 @@ def test_what_a_member_stores(offered, outcome):
     assert judge_grant(OfferedGrant(offered, offered.leader, KEPT, 512)) is outcome
 
 
+def test_a_member_that_missed_changes_of_the_list_takes_the_grant_of_a_leader_whose_lists_go_on_from_its_own():
+    now = KEPT
+    for coming in (3, 4):
+        longer = now.with_members(next_ballot(0, now.epoch), (*now.members, *listed(coming)))
+        longer = longer.settled(next_ballot(0, longer.epoch))
+        shorter = longer.with_members(
+            next_ballot(0, longer.epoch), tuple(one for one in longer.members if one.index != coming - 2)
+        )
+        now = shorter.settled(next_ballot(0, shorter.epoch))
+    assert now.indexes == {0, 3, 4}
+    assert [one.indexes for one in now.lists] == [{0, 1, 2}, {0, 1, 2, 3}, {0, 2, 3}, {0, 2, 3, 4}]
+    by_another = now.renewed(next_ballot(4, now.epoch), 4)
+    assert judge_grant(OfferedGrant(by_another, 4, KEPT, 512)) is ErrorCode.NONE
+    stranger = replace(by_another, lists=())
+    assert judge_grant(OfferedGrant(stranger, 4, KEPT, 512)) is ErrorCode.NOT_A_MEMBER
+    assert judge_grant(OfferedGrant(stranger, 4, KEPT, 512, is_unfilled=True)) is ErrorCode.NONE
+    assert (
+        judge_grant(OfferedGrant(stranger, 4, KEPT, now.epoch + 512, is_unfilled=True)) is ErrorCode.FENCED_LEADER_EPOCH
+    )
+
+
+def test_a_leader_in_a_change_that_is_not_settled_is_known_by_the_list_before():
+    joint = KEPT.with_members(next_ballot(0, KEPT.epoch), (*KEPT.members, *listed(3)))
+    by_the_new_one = joint.renewed(next_ballot(3, joint.epoch), 3)
+    assert judge_grant(OfferedGrant(by_the_new_one, 3, KEPT, 512)) is ErrorCode.NONE
+
+
 def test_a_member_that_was_away_while_many_new_directories_came_in_takes_the_grant_of_now():
     now = KEPT
     for number in range(60):

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.election.epochs import EpochEnd, Unfenced
-from pushrep.election.grants import Grant, Hold, Member, Takeover, next_generation
+from pushrep.election.grants import Grant, Hold, Member, SettledList, Takeover, next_generation
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
@@ -110,12 +110,36 @@ def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
     assert kept.contact_age_ms is not None
 
 
+def test_a_standby_is_told_whether_it_is_the_successor_and_the_others_wait_as_after_a_contact(store):
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(256), 0, 1) is ErrorCode.NONE
+    kept.note_contact(256, is_last=True, successor=1)
+    assert kept.standby_contact == (None, True)
+    assert kept.offer_grant(grant(512), 0, 1) is ErrorCode.NONE
+    assert not kept.standby_contact.is_successor, "the leader leads again"
+    kept.note_contact(512, is_last=True, successor=2)
+    age_ms, is_successor = kept.standby_contact
+    assert (age_ms is None, is_successor) == (False, False)
+    assert kept.contact_age_ms is None, "for who looks it leads no more"
+
+
+def test_a_copy_takes_a_newer_grant_of_a_leader_that_it_does_not_know(store):
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(256), 0, 1, is_first=True) is ErrorCode.NONE
+    others = (Member(1, "b:1"), Member(5, "f:1"))
+    by_another = replace(grant(256), members=others, epoch=261, members_epoch=261, leader=5)
+    assert kept.offer_grant(by_another, 5, 1) is ErrorCode.NOT_A_MEMBER
+    kept.state_store.keep(replace(kept.election_state, is_unfilled=True))
+    assert kept.offer_grant(by_another, 5, 1) is ErrorCode.NONE
+
+
 HOLD, TAKEOVER = Hold(256, 1_700_000_000_000, 1_700_003_600_000, "new switches"), Takeover(512, 1_700_000_000_007)
 GOLDEN = Path(__file__).parents[1] / "conformance" / "golden" / "promises.json"
 
 
 def test_promises_are_written_and_read_as_their_file(tmp_path):
-    kept = ElectionState(grant=replace(grant(256), hold=HOLD, takeover=TAKEOVER), member=1)
+    before = (SettledList(members=(Member(0), Member(1))),)
+    kept = ElectionState(grant=replace(grant(256), hold=HOLD, takeover=TAKEOVER, lists=before), member=1)
     write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
     assert (tmp_path / "promises.json").read_bytes() == GOLDEN.read_bytes()
     assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.election.grants import Destination, Grant, Hold, Member, Takeover
+from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover
 from pushrep.election.messages import AppendRecordsPartition
 from pushrep.records import encode_batch
 from pushrep.topic_id_partition import TopicIdPartition
@@ -66,6 +66,7 @@ def test_a_grant_survives_with_every_field():
         generation=7,
         hold=Hold(257, 1, 2, "switches"),
         takeover=Takeover(513, 3),
+        lists=(SettledList(members=(Member(0), Member(1))), SettledList(members=(Member(1),))),
     )
     came = over_the_wire(wire.GrantRequest(grant=grant, sender=1, member=0)).grant
     assert came == grant

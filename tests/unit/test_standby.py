@@ -25,7 +25,7 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.standby import round_s
 from pushrep.replicate.election_state import ElectionState, write_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.member_clients import MemberAnswers
+from pushrep.replicate.member_clients import Ending, MemberAnswers
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.metrics import StatusCollector
 from tests.ports import reserve
@@ -141,7 +141,7 @@ def test_who_lets_go_in_time_is_asked_again_while_too_few_answered(asks_again):
             raise one
         return one
 
-    answers = MemberAnswers(PushSettings(), SYSTEM_CLOCK, WAIT_S)
+    answers = MemberAnswers(PushSettings(), SYSTEM_CLOCK, WAIT_S, Ending(PushSettings()))
     answers.asks_again = asks_again
     answers.ask("1", question)
     assert (answers.next() is None) is not asks_again
