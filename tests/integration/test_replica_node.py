@@ -307,6 +307,32 @@ def test_a_disk_error_takes_one_log_offline_and_it_comes_back(start):
         assert push(client, part(epoch, 0, b"a"))[0].log_end_offset == 1
 
 
+class _WithoutDescriptors(RealFilesystem):
+    """While it lacks them, no list of epochs can be written."""
+
+    lacks = False
+
+    def open(self, path, **more):
+        if self.lacks and path.name.startswith("leader-epoch-checkpoint") and more.get("create"):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return super().open(path, **more)
+
+
+def test_a_shortage_at_a_new_epoch_refuses_one_request_and_the_log_stays_online(start):
+    disk = _WithoutDescriptors()
+    node = start(filesystem=disk)
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client, TP).replica_epoch
+        disk.lacks = True
+        assert push(client, part(epoch, 0, b"a"))[0].error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        (problem,) = node.status().problems()
+        assert "Too many open files" in problem.why
+        disk.lacks = False
+        again = push(client, part(epoch, 0, b"a"))[0]
+        assert (again.error_code, again.log_end_offset) == (ErrorCode.NONE, 1), "it was not described again"
+        assert list(node.status().problems()) == []
+
+
 def test_the_syncs_of_one_request_wait_beside_each_other(start):
     disk = MeetingDisk()
     tps = [TopicIdPartition(TP.topic_id, "orders", n) for n in range(6)]

@@ -1,10 +1,13 @@
 """Opened while too few members answer: what ALL refuses, what LOCAL appends without a grant, and what becomes of it."""
 
+import errno
+
 import pytest
 
 from pushrep import Acks
 from pushrep.election.errors import NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import Member, owner_of
+from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.promotion import promote
@@ -174,6 +177,34 @@ def test_all_takes_nothing_until_enough_answer_and_gets_what_they_have_more(memb
 
         wait_until(is_taken, "it leads")
         assert [record.value for record in outbox.log(0).records(0)] == [b"0", b"1", b"2", b"together"]
+
+
+def test_a_grant_that_can_not_be_written_is_tried_again(members, monkeypatch):
+    """A shortage while it looks for members must not keep it from leading until it is opened again."""
+    lead_once(members)
+    refused, opened = [], RealFilesystem.open
+
+    def without_descriptors(disk, path, **more):
+        if path.name.startswith("promises.json") and more.get("create"):
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return opened(disk, path, **more)
+
+    with members.lead(acks=Acks.ALL, open_timeout_s=0.2) as outbox:
+        with pytest.raises(NotEnoughReplicas):
+            outbox.append(0, b"refused")
+        monkeypatch.setattr(RealFilesystem, "open", without_descriptors)
+        start_nodes(members)
+        wait_until(lambda: refused, "it tries to lead")
+        monkeypatch.undo()
+
+        def offset():
+            try:
+                return outbox.append(0, b"taken").result(WAIT_S)
+            except NotEnoughReplicas:
+                return None
+
+        wait_until(lambda: offset() == 3, "it leads once the grant can be written")
 
 
 def test_what_would_have_to_be_cut_beside_appends_is_left_to_the_next_open(members):

@@ -27,6 +27,7 @@ from pushrep.log import (
     LogPoisoned,
     NotALog,
     SegmentLog,
+    StillNeeded,
 )
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import take_lock
@@ -36,7 +37,7 @@ from pushrep.log.segment import Segment
 from pushrep.log.writer import LogWriter
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
-from tests.unit.gated_disk import GatedDisk, until
+from tests.unit.gated_disk import GatedDisk, LosingDisk, until
 
 BUFFERED = Durability.BUFFERED
 PATH = Path("/logs/orders-0")
@@ -461,6 +462,34 @@ def test_a_failed_sync_poisons_until_the_log_is_opened_again():
     with SegmentLog.open(PATH, filesystem=disk, clock=clock) as log:
         assert log.recovery.opening.value == "abnormal", "its close wrote no marker"
         log.append([b"works"])
+
+
+def test_readers_holders_and_leases_stay_when_a_stopped_log_is_opened_again_in_place(tmp_path):
+    disk, config = LosingDisk(), LogConfig(segment_bytes=300, batch_bytes=100, preallocate_bytes=0, flush_ms=600_000)
+    with SegmentLog.open(tmp_path / "orders-0", config, filesystem=disk) as log:
+        log.append([b"%d" % n * 30 for n in range(9)])
+        log.hold("a destination", lambda: 4)
+        lease = log.acquire_lease("a replay", 2)
+        records = log.records(0)
+        reader = SegmentLog.open_reader(log.path)
+        assert next(records).offset == 0
+        log.append([b"only in memory"], durability=BUFFERED)
+        disk.fails = True
+        with pytest.raises(LogPoisoned):
+            log.flush()
+        disk.fails = False
+        log.reopen()
+        assert (log.log_end_offset, log.stopped_by, log.recovery.opening.value) == (9, None, "abnormal")
+        assert log.append([b"after"]) == (9, 9)
+        assert [record.offset for record in records] == list(range(1, 9)), "what it began goes on to its end"
+        assert [record.value for record in log.records(9)] == [b"after"]
+        assert [record.value for record in reader.records(9)] == [b"after"]
+        with pytest.raises(StillNeeded, match="a replay"):
+            log.purge(9)
+        assert log.leases == (lease,)
+        log.reopen()  # of a log that is well: nothing
+        assert log.log_end_offset == 10
+        reader.close()
 
 
 def test_a_closed_log_says_so(tmp_path):
