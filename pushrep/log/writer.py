@@ -324,7 +324,7 @@ class LogWriter:
                 self._context.view.sync_checkpoints_soon(share_ms)
             self._background.after_flush()
         except LogPoisoned:
-            _LOG.exception("%s takes no more appends", self.path)
+            _LOG.exception("%s takes no appends until it is opened again", self.path)
         except (OSError, PushrepError) as error:  # the log is on disk; its recovery point rises later
             _LOG.warning("%s: checkpoint put off: %s", self.path, error)
             self._flush_scheduler.schedule()

@@ -34,7 +34,7 @@ from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import whole_batches
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
-from pushrep.outbox import Outbox, OutboxConfig, begin_pid_epoch, slot_directories
+from pushrep.outbox import DeliveryFailed, LogStopped, Outbox, OutboxConfig, begin_pid_epoch, slot_directories
 from pushrep.records import Codec, encode_batch
 from pushrep.status.metrics import StatusCollector
 from tests.integration.outboxes import wait_until
@@ -44,6 +44,7 @@ from tests.kafka.dump_tool import dump_segments
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
 from tests.support.outbox_arguments import outbox_arguments
+from tests.unit.gated_disk import LosingDisk
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -222,6 +223,31 @@ def test_kill_9_of_the_outbox_process(broker, topic, opened, tmp_path, torture):
     assert min(len(records) for records in logs.values()) > 0
     copies = assert_all_visible_once(broker, topic, logs, pid, 2)
     sys.stdout.write(f"{sum(map(len, logs.values()))} records, {copies} raw copies\n")
+
+
+def test_shipping_goes_on_when_a_stopped_log_was_opened_again(broker, topic, opened, tmp_path):
+    create_topic(broker.bootstrap_servers, topic, 1, retention_ms=-1)
+    disk = LosingDisk()
+    config = LogConfig(flush_ms=10, preallocate_bytes=0)
+    with opened(1, filesystem=disk, durability=Durability.FLUSHED, log_config=config) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        outbox.wait_shipped(WAIT_S)
+        disk.fails = True
+        with pytest.raises(DeliveryFailed):
+            outbox.append(0, b"lost").result(WAIT_S)
+        disk.fails = False
+
+        def offset():
+            try:
+                return outbox.append(0, b"after").result(WAIT_S)
+            except LogStopped:
+                return None
+
+        wait_until(lambda: offset() == 1, "its log is opened again by itself")
+        outbox.wait_shipped(WAIT_S)
+        assert outbox.lag()[f"kafka:{topic}"].trouble is None
+        logs, pid = logs_of(outbox), outbox.pid
+    assert assert_all_visible_once(broker, topic, logs, pid, 1) == 2, "and nothing was sent twice"
 
 
 def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path, torture):
