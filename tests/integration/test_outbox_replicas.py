@@ -13,7 +13,7 @@ from pushrep.election.errors import NotLeader
 from pushrep.election.grants import owner_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
-from pushrep.log import SegmentLog
+from pushrep.log import LogConfig, LogPoisoned, SegmentLog
 from pushrep.outbox import (
     BufferFull,
     DeliveryFailed,
@@ -367,3 +367,38 @@ def test_a_leader_whose_sync_failed_leads_on_with_what_members_hold(world):
             record_bytes(path) for path in (outbox.log(0).path, copy_of(world, outbox, 1), copy_of(world, outbox, 2))
         ]
         assert held[0] == held[1] == held[2]
+
+
+def test_acknowledged_records_that_the_leaders_disk_lost_come_back_from_a_member(world):
+    """BUFFERED and ALL: each member had them in memory, and one of them forgets them in a failed sync."""
+    world.node(1)
+    world.node(2)
+    disk, config = LosingDisk(), LogConfig(preallocate_bytes=0, flush_ms=600_000)
+    with open_outbox(
+        world, 1, 2, partitions=3, filesystem=disk, log_config=config, durability=Durability.BUFFERED
+    ) as outbox:
+        for partition in range(3):
+            assert [outbox.append(partition, b"%d" % n).result(WAIT_S) for n in range(3)] == [0, 1, 2]
+        wait_for_all(outbox)
+        disk.fails = True
+        for partition in range(2):
+            with pytest.raises(LogPoisoned):
+                outbox.log(partition).flush()
+        disk.fails = False
+
+        def offset(partition):
+            try:
+                return outbox.append(partition, b"after").result(WAIT_S)
+            except (LogStopped, NotEnoughReplicas):
+                return None
+
+        for partition in range(3):
+            wait_until(lambda partition=partition: offset(partition) == 3, "it goes on behind what members hold")
+            assert [record.value for record in outbox.log(partition).records(0)] == [b"0", b"1", b"2", b"after"]
+        outbox.flush()  # nothing was lost
+        wait_for_all(outbox)
+        for partition in range(3):
+            own = record_bytes(outbox.log(partition).path)
+            assert [record_bytes(copy_of(world, outbox, index, partition)) for index in (1, 2)] == [own, own]
+        status = outbox.status()
+        assert list(status.problems()) == []
