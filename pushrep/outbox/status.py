@@ -130,7 +130,8 @@ class DestinationStatus:
     """A Kafka topic that is shipped to; `name` is `kafka:<topic>`.
 
     records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
-    trouble_ms: for how long that has been so, 0 without trouble. is_fenced: whether brokers refuse other instances of
+    trouble_ms: for how long that has been so, 0 without trouble. fence_waits: why partitions wait for the fence, and
+    since when (wall clock); None: they don't. is_fenced: whether brokers refuse other instances of
     the outbox; None where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take
     batches of earlier ones. counts, requests (that were answered): since the outbox was opened.
     """
@@ -143,6 +144,7 @@ class DestinationStatus:
     stopped: tuple[StoppedPartition, ...] = ()
     trouble: str | None = None
     trouble_ms: int | None = None
+    fence_waits: tuple[str, int] | None = None
     is_fenced: bool | None = None
     earlier_unfenced: bool | None = None
     counts: "ShippingCounts | None" = None
@@ -155,8 +157,11 @@ class DestinationStatus:
 
     def find_problems(self) -> Iterator[Problem]:
         """What keeps records from the topic."""
-        if (away_ms := self.trouble_ms or 0) >= KAFKA_AWAY_MS:
-            since_ms = time.time_ns() // 1_000_000 - away_ms
+        now_ms = time.time_ns() // 1_000_000
+        if self.fence_waits is not None:
+            yield Problem("fence_waits", f"topic {self.topic}", *self.fence_waits)
+        elif (away_ms := self.trouble_ms or 0) >= KAFKA_AWAY_MS:
+            since_ms = now_ms - away_ms
             why = f"{self.records} records are not shipped: {self.trouble}"
             yield Problem("kafka_away", f"topic {self.topic}", why, since_ms)
         for one in self.stopped:
@@ -662,6 +667,7 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         ),
         trouble=lag.trouble,
         trouble_ms=sink.state.trouble_ms() or 0,
+        fence_waits=None if (waits := sink.state.fence_waits()) is None else (waits[0], now_ms - waits[1]),
         is_fenced=None if fence is None else fence.is_standing,
         earlier_unfenced=None if fence is None else fence.earlier_unfenced,
         counts=sink.state.counts,

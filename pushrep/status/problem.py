@@ -85,8 +85,14 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         ),
         "kafka_away": ProblemKind(
             Blocks.SHIPPING,
-            "Nothing could be shipped for more than five seconds. Records wait in the outbox.",
-            "Check whether the brokers answer.",
+            "Nothing could be shipped, or not to a partition or broker, for more than five seconds. Records wait.",
+            "Check whether the brokers answer, and whether each partition has a leader.",
+            "pushrep status {at}",
+        ),
+        "fence_waits": ProblemKind(
+            Blocks.SHIPPING,
+            "Partitions wait until other instances of the outbox are shut out of them: a transaction is still open.",
+            'It ends by itself; KafkaDestination(fence="off") does not wait, if no other instance runs.',
             "pushrep status {at}",
         ),
         "shipping_stopped": ProblemKind(

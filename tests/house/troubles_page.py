@@ -57,6 +57,28 @@ FAULTS = (
         "test_health: test_a_kafka_away_for_longer_than_the_limit_is_a_problem_and_ready",
     ),
     Fault(
+        "a partition of the topic has no leader, or Kafka dropped its marker",
+        "shipping to that partition",
+        "the topic's other partitions, also at an opening",
+        "a leader; without a marker for ten seconds, a transaction of its own",
+        "test_leaderless: test_the_others_are_shipped_at_an_opening_as_while_running "
+        "test_a_marker_that_never_comes_is_asked_for_again",
+    ),
+    Fault(
+        "brokers of another cluster answer at a known address",
+        "shipping, if only such answer; nothing is sent to them",
+        "appends; `wait_shipped` raises `AnotherCluster`",
+        "a broker of the topic's cluster",
+        "test_another_cluster: test_another_cluster_at_the_same_address_gets_nothing",
+    ),
+    Fault(
+        "a broker hangs",
+        "shipping to the partitions that it leads",
+        "the other partitions; `lag()` names it after five seconds",
+        "its answer, or another leader",
+        "test_another_cluster: test_brokers_that_do_not_answer_are_said",
+    ),
+    Fault(
         "a node's log fails",
         "pushing to that copy",
         "the node's other logs; the leader and its other members",

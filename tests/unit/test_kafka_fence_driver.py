@@ -13,9 +13,11 @@ from pushrep.kafka.answers import Code
 from pushrep.kafka.fence_driver import Fencing, transactional_id
 from pushrep.kafka.fence_rules import Fence, PartitionState, ProducerId
 from pushrep.kafka.topic import TopicFacts
+from pushrep.outbox.status import DestinationStatus
 from pushrep.records import encode_batch
 from pushrep.records import header as layout
 from pushrep.records.header import crc32c
+from pushrep.status import PROBLEMS
 from tests.support.simulated_disk import SimulatedClock
 
 HOUR_MS = 3_600_000
@@ -191,6 +193,15 @@ def test_a_transaction_that_is_still_open_is_said_with_the_way_out():
     assert "CONCURRENT_TRANSACTIONS" in said
     assert 'fence="off"' in said
     assert session.noted[-1] is None
+
+
+def test_a_fence_that_waits_is_a_problem_of_its_own():
+    """faults B3: problem `fence_waits`, "naming `fence="off"`"; what else is in the way is another one."""
+    told = {"name": "kafka:orders", "topic": "orders", "records": 3, "trouble": "a transaction", "trouble_ms": 9_000}
+    waits = DestinationStatus(**told, fence_waits=("a transaction", 5))
+    assert [(one.name, one.since_ms) for one in waits.find_problems()] == [("fence_waits", 5)]
+    assert [one.name for one in DestinationStatus(**told).find_problems()] == ["kafka_away"]
+    assert 'fence="off"' in PROBLEMS["fence_waits"].advice
 
 
 def test_a_fence_that_is_off_asks_nobody_and_a_copy_has_a_name_of_its_own():
