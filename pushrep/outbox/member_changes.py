@@ -20,6 +20,7 @@ These are calls of the control socket, as is what else an open outbox answers th
     purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
     hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
     transfer     {"to"}                              the member that the lead is handed over to; null: chosen here
+    give-up      {}                                  true: the slot is shipped for others only, and is closed now
 
 An outbox on a file system without sockets (a network share, say, or a simulated disk) opens without a control socket:
 its records matter more.
@@ -40,6 +41,7 @@ from pushrep.errors import BadArgument, checked_timeout
 from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.destinations import purge_open
 from pushrep.outbox.errors import CommandRefused
+from pushrep.outbox.slots import give_up
 from pushrep.outbox.status import Facts, status_of
 from pushrep.replicate.sockets import Address
 from pushrep.settings import whole_number
@@ -405,6 +407,7 @@ def calls_of(facts: Facts) -> Calls:
         "skip": lambda given: facts.shipping.skip(**given),
         "skip-all": lambda given: facts.shipping.drop(**given),
         "purge": lambda arguments: purge_open(facts.logs, arguments),
+        "give-up": lambda _: give_up(facts.directory),
     }
 
 

@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -64,6 +65,7 @@ from pushrep.outbox.partition_appender import (
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import DEFAULT_CONFIG, Acks, OnDiverged, OutboxConfig, OutboxSettings
+from pushrep.outbox.slots import SlotShipper, take_back
 from pushrep.outbox.status import Facts, OutboxStatus, WorkersStatus, status_of, workers_status
 from pushrep.settings import whole_number
 
@@ -175,6 +177,8 @@ class Outbox:
             min_insync_replicas=config.min_insync_replicas,
         )  # fmt: skip
         refuse_other_kinds(directory)
+        if directory.name.startswith("slot-"):
+            take_back(directory)
         if not config.create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
         with ExitStack() as resources:
@@ -255,7 +259,8 @@ class Outbox:
 
         Each worker calls it after its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
         its process ends, however that ends: the system frees the slot's lock then. The next worker goes on with the
-        slot's records, under the slot's PID, so readers filter what it sends again, and ships what is not shipped yet.
+        slot's records, under the slot's PID, so readers filter what it sends again, and ships what is not shipped yet;
+        with `kafka` the workers that are open do so for a slot that nobody has open, until somebody opens it.
         `health`: the same for all workers; whichever is asked answers for all of them.
         `slots`: more than there are workers at once; it may differ from start to start. The other arguments are those
         of `open`. Raises `NoFreeSlot`, and what `open` raises.
@@ -267,15 +272,26 @@ class Outbox:
             raise BadArgument("directory", f"{parent} {why}")
         every = [slot_path(parent, slot) for slot in range(slots)]
         holders: list[int | None] = []
+        settings: dict[str, Any] = {
+            "replicas": replicas, "kafka": kafka, "acks": acks, "durability": durability, "carrier": carrier,
+            "filesystem": filesystem, "clock": clock,
+        }  # fmt: skip
+        beside = replace(config, create=False, open_timeout_s=min(config.open_timeout_s, 1.0))
         # Used slots first, so that a dead worker's records are shipped soon.
         for path in sorted(every, key=lambda path: not path.exists()):
             try:
-                return cls.open(
-                    path, topic, partitions, producer, replicas=replicas, kafka=kafka, acks=acks, durability=durability,
-                    carrier=carrier, health=health, config=config, filesystem=filesystem, clock=clock,
-                )  # fmt: skip
+                own = cls.open(path, topic, partitions, producer, health=health, config=config, **settings)
             except LogLocked as taken:
                 holders.append(taken.pid)
+                continue
+            if kafka is not None:
+                shipper = SlotShipper(
+                    own.facts,
+                    kafka.topic or topic,
+                    lambda slot: cls.open(slot, topic, partitions, producer, config=beside, **settings),
+                )
+                own._resources.callback(shipper.close)  # noqa: SLF001 - its own class
+            return own
         raise NoFreeSlot(parent, slots, holders)
 
     @classmethod

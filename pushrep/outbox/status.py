@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.kafka.progress import read_progress
+from pushrep.errors import PushrepError
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, read_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_name, parse_log_name, slot_directories
 from pushrep.log.disk import DiskLevel, DiskStatus
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from pushrep.replicate.led_partition import LedPartition
     from pushrep.replicate.manager import PushManager
 
+SLOT_WAITS_MS = 10_000
+"""A free slot waits for less than this until another worker ships it."""
 KAFKA_AWAY_MS = 5_000
 """Nothing shipped for less than this is no problem yet: a broker may restart."""
 PAUSE_MS = 5_000
@@ -221,7 +224,8 @@ class PushStatus(NamedTuple):
 class ClosedOutbox(Status):
     """An outbox that no process has open, or one that does not answer (then with its pid, and `why`).
 
-    ends, high_watermarks, flushed: summed over the partitions.
+    ends, high_watermarks, flushed: summed over the partitions. written_ms: when a file of it was last written, wall
+    clock; 0 where that is not asked.
     """
 
     kind: str = "outbox"
@@ -241,10 +245,22 @@ class ClosedOutbox(Status):
     members: tuple["MemberStatus", ...]
     destinations: tuple[DestinationStatus, ...]
     parts: tuple["PartitionStatus", ...] = ()
+    written_ms: int = 0
 
     def find_problems(self) -> Iterator[Problem]:
         if self.pid is not None:
             yield Problem("not_answering", "outbox", f"process {self.pid} has it open: {self.why}")
+        yield from self.slot_problems()
+
+    def slot_problems(self) -> Iterator[Problem]:
+        """`slot_waits` for each topic that lacks records of a worker's slot which nobody has open."""
+        slot = Path(self.directory).name
+        is_free = self.pid is None and self.written_ms < time.time_ns() // 1_000_000 - SLOT_WAITS_MS
+        if is_free and Path(self.directory) in slot_directories(Path(self.directory).parent):
+            for one in self.destinations:
+                if one.records:
+                    why = f"{one.records} records are not shipped to topic {one.topic}, and no worker has the slot open"
+                    yield Problem("slot_waits", slot, why, self.written_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +364,7 @@ class OutboxStatus(ClosedOutbox):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStatus(Status):
     """All worker slots of a directory, as the worker tells it that has their health port. others: what other processes
-    answer for their slots, by the slot's directory; a slot that nobody has open is left out.
+    answer for their slots, by the slot's directory; of a slot that nobody has open, what is wrong with it.
     """
 
     kind: str = "workers"
@@ -376,7 +392,7 @@ class WorkersStatus(Status):
             yield one._replace(subject=f"{own}, {one.subject}")
         for path, other in self.others.items():
             for told in other["problems"]:
-                subject = f"{path.name}, {told['subject']}"
+                subject = told["subject"] if told["subject"] == path.name else f"{path.name}, {told['subject']}"
                 yield Problem(told["problem"], subject, told["why"], told["since_ms"], Blocks(told["blocks"]))
 
     def elsewhere(self) -> Iterator[Sample]:
@@ -399,6 +415,9 @@ def workers_status(own: OutboxStatus) -> WorkersStatus:
                 if (pid := lock_holder(path)) is not None:
                     held = Problem("not_answering", "outbox", f"process {pid} has it open: {error}")
                     others[path] = {"problems": [held.as_dict(str(path))]}
+                else:
+                    with suppress(PushrepError, OSError):  # a worker opens it now, say
+                        others[path] = {"problems": closed_status(path, error.why).as_dict()["problems"]}
     return WorkersStatus(directory=str(here.parent), worker=own, others=others)
 
 
@@ -567,11 +586,10 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
                     for one in parts
                 ),
             )
-            for topic, known in (
-                (topic, progress.partitions) for topic, progress in read_progress(REAL_FILESYSTEM, directory).items()
-            )
+            for topic, known in _progress_of(directory).items()
         ),
         parts=tuple(parts),
+        written_ms=_written_ms(directory),
     )
 
 
@@ -596,6 +614,24 @@ def _late(facts: Facts, now_ms: int) -> Iterator[LateRecords]:
             age_ms = int(1000 * (perf_counter() - waits[0]))
             if age_ms >= PAUSE_MS + facts.settings.config.linger_ms:
                 yield LateRecords(appender.partition, now_ms - age_ms, waits[1])
+
+
+def _progress_of(directory: Path) -> dict[str, Mapping[int, PartitionProgress]]:
+    """By topic. A slot's worker may have died before it reached a broker; then the other slots know the topics."""
+    beside = slot_directories(directory.parent)
+    places = [*beside, directory] if directory in beside else [directory]
+    found = {place: read_progress(REAL_FILESYSTEM, place) for place in places}
+    topics = dict.fromkeys(topic for progress in found.values() for topic in progress)
+    return {topic: found[directory].get(topic, ShippingProgress()).partitions for topic in topics}
+
+
+def _written_ms(directory: Path) -> int:
+    newest = 0
+    for place in (directory, *logs_at(directory)):
+        for one in place.iterdir():
+            with suppress(FileNotFoundError):  # whoever opens it now removes some
+                newest = max(newest, one.stat().st_mtime_ns)
+    return newest // 1_000_000
 
 
 def led_of(facts: Facts) -> "dict[int, LedPartition]":

@@ -101,6 +101,12 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             "Let the topic accept the record, or skip it.",
             "pushrep outbox skip --help",
         ),
+        "slot_waits": ProblemKind(
+            Blocks.SHIPPING,
+            "No worker has a slot open, and records of it are not shipped.",
+            "Start a worker that ships to the topic: it ships free slots, too. Or ship it by the command.",
+            "pushrep ship {at} --bootstrap-servers HOST:9092",
+        ),
         "log_waits": ProblemKind(
             Blocks.REPLICATION,
             "A node's log and its leader's hold different records, or its leader has no more what it needs.",

@@ -23,6 +23,7 @@ from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox import NoFreeSlot, Outbox, slot_directories
+from pushrep.outbox.status import workers_status
 from tests.programs import PUSHREP
 from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
@@ -124,7 +125,24 @@ def test_commands_see_all_slots_as_one(tmp_path):
     )
     found = json.loads(run("status", tmp_path, "--json"))["places"]
     assert [one["pid"] for one in found] == [None, None]
-    assert [[to["records"] for to in one["destinations"]] for one in found] == [[], [1]], "what a dead worker left"
+    assert [[to["records"] for to in one["destinations"]] for one in found] == [[1], [1]], "what dead workers left"
+
+
+def test_faults_b8_who_answers_for_the_workers_names_a_slot_that_nobody_ships(tmp_path):
+    with open_slot(tmp_path) as first:
+        open_slot(tmp_path).close()
+        with open_slot(tmp_path) as second:
+            second.append(0, b"left").result(60)
+            assert second.directory.name == "slot-1"
+        told = lambda: [(one.name, one.subject) for one in workers_status(first.status()).problems()]  # noqa: E731
+        at = {0: PartitionProgress(1, 0, 0)}  # the topic that the other worker ships to
+        write_progress(
+            REAL_FILESYSTEM, tmp_path / "slot-0", {"orders": ShippingProgress(topic_id=UUID(int=1), partitions=at)}
+        )
+        assert told() == [], "another worker may ship it in a moment"
+        for path in [tmp_path / "slot-1", *(tmp_path / "slot-1").rglob("*")]:
+            os.utime(path, (0, 60))
+        assert told() == [("slot_waits", "slot-1")]
 
 
 def workers_of(process):

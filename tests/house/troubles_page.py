@@ -79,6 +79,22 @@ FAULTS = (
         "test_another_cluster: test_brokers_that_do_not_answer_are_said",
     ),
     Fault(
+        "a worker of many dies, and none takes its slot",
+        "nothing for longer than some seconds; without another worker that ships, shipping of its slot",
+        "the other workers",
+        "another worker, which ships the rest and gives the slot up to whoever opens it",
+        "test_shipping_slots: "
+        "test_faults_b8_fewer_workers_ship_what_the_others_left_and_give_a_slot_up_to_whoever_opens_it",
+    ),
+    Fault(
+        "a reader looks for metadata in the key, and they are in the header",
+        "that reader, once it has seen a hundred such records and none else; before, a warning",
+        "readers of which a record had metadata: all others pass and are counted",
+        "the right `carrier`",
+        "test_carrier: test_faults_s7_the_first_hundred_records_that_carry_it_in_the_header_stop_a_reader_of_keys "
+        "test_faults_s7_anything_else_stops_nobody_and_is_said_once_with_topic_and_carrier",
+    ),
+    Fault(
         "a node's log fails",
         "pushing to that copy",
         "the node's other logs; the leader and its other members",
