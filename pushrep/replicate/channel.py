@@ -301,8 +301,10 @@ class Channel:
             _LOG.info("%s is connected", self.replica)
         if self._sock is None and self._connecting is None and not self._stop.is_set():
             threads = self._settings.network.threads
-            self._connecting = threads.thread(self._connect, f"pushrep-connect-{self.replica.index}")
-            self._connecting.start()
+            connecting = threads.thread(self._connect, f"pushrep-connect-{self.replica.index}")
+            with suppress(RuntimeError):  # the system has no thread left: the next turn tries again
+                connecting.start()
+                self._connecting = connecting
 
     def _connect(self) -> None:
         """Connect, in a thread of its own, until it succeeds."""

@@ -15,6 +15,7 @@ that ended begins again after a pause, unless its reason is final.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from uuid import UUID
@@ -311,8 +312,9 @@ class Leading:
                 led.on_tick(self._clock.monotonic_ms())
             except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
                 _LOG.exception("%s: the check for replicas that lag failed", led.tp)
-        if interval_ms := self.manager.settings.repair_interval_ms:
-            for driver in list(self._drivers):
+        for driver in list(self._drivers):
+            driver.start()
+            if interval_ms := self.manager.settings.repair_interval_ms:
                 driver.on_tick(self._clock.monotonic_ms(), interval_ms)
 
 
@@ -374,8 +376,10 @@ class _Driver:
 
     def _run_if_wanted(self) -> None:
         if (self._wanted or self._is_repair_due) and self._thread is None and not self._stop.is_set():
-            self._thread = self._threads.thread(self._run, f"pushrep-sessions-{self.replica.index}")
-            self._thread.start()
+            thread = self._threads.thread(self._run, f"pushrep-sessions-{self.replica.index}")
+            with suppress(RuntimeError):  # the system has no thread left: the next tick tries again
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         settings = self._leading.manager.settings

@@ -3,6 +3,7 @@ name.
 """
 
 import shutil
+import threading
 from contextlib import suppress
 
 import pytest
@@ -402,3 +403,26 @@ def test_acknowledged_records_that_the_leaders_disk_lost_come_back_from_a_member
             assert [record_bytes(copy_of(world, outbox, index, partition)) for index in (1, 2)] == [own, own]
         status = outbox.status()
         assert list(status.problems()) == []
+
+
+def test_threads_that_can_not_start_are_started_later(world, monkeypatch):
+    """A moment without threads must not keep a replica away until the outbox is opened again."""
+    world.node(1)
+    start, refused = threading.Thread.start, []
+
+    def start_the_second_time(thread):
+        if thread.name in {"pushrep-sessions-1", "pushrep-connect-1"} and thread.name not in refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_the_second_time)
+    with open_outbox(world, 1, open_timeout_s=5) as outbox:
+        wait_for_all(outbox)
+        assert outbox.append(0, b"taken").result(WAIT_S) == 0
+        world.nodes[1].stop()
+        world.node(1)
+        wait_until(lambda: len(refused) == 2, "it connects anew")
+        wait_for_all(outbox)
+        assert outbox.append(0, b"taken, too").result(WAIT_S) == 1
+    assert set(refused) == {"pushrep-sessions-1", "pushrep-connect-1"}
