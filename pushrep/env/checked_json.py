@@ -5,11 +5,6 @@
 
 A journal's last line may be torn: its write was never acknowledged. A bad line before whole ones is damage. CRCs are
 CRC-32C.
-
-The two journals handle a failed append differently. The catalogue of recordings refuses appends until it is opened
-again: one process has it open and answers from memory, and only reading the file again shows what is on disk. The
-journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and syncs the
-file before it appends.
 """
 
 import json

@@ -229,7 +229,6 @@ class Recordings:
         log.flush()
         end = log.log_end_offset
         log.begin_epoch(asked.leader_epoch, end)
-        self.catalogue.resumed(asked.recording_id)
         self._extended.add(asked.recording_id)
         return wire.ExtendResponse(end_offset=end)
 
@@ -327,7 +326,7 @@ class Recordings:
         return self.access.may(sender, ApiKey.DESCRIBE_RECORDINGS, entry.outbox_id)
 
     def _wire(self, entry: CatalogueEntry) -> wire.Recording:
-        start, tip, stop, state = entry.start_offset, entry.start_offset, entry.stop_offset or -1, entry.state
+        start, tip, stop, state = entry.start_offset, entry.start_offset, -1, entry.state
         damaged_from: int | None = None
         if state is not wire.RecordingState.DELETED:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
