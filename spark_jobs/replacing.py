@@ -48,13 +48,12 @@ Records = Callable[[SparkSession, LogRange], DataFrame]
 class RowsWanted(NamedTuple):
     """Which rows of the table are replaced by what is read after a startpoint: those of log offsets [start, end).
 
-    stood_at: the partition's position before the startpoint. append_only: no row, and marks begin empty.
+    stood_at: the partition's position before the startpoint.
     """
 
     start: int = 0
     end: int = OFFSET_MAX
     stood_at: int = OFFSET_MAX
-    append_only: bool = False
 
 
 AskRowsWanted = Callable[[Mapping[LogRange, int]], Mapping[LogRange, RowsWanted]]
@@ -97,14 +96,11 @@ class Replacing:
         new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
         wanted = self._wanted(new) if new and self._wanted is not None else {}
         for one in new:
-            rows = wanted.get(one, RowsWanted())
-            until = 0
-            if not rows.append_only:
-                if not hasattr(self._table, "held_until"):
-                    why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
-                    raise CantReplace(*one[:3], why)
-                until = self._table.held_until(session, one, batch_id)
-            self._known[*one[:2], one.startpoint_epoch] = _StoredRows(until, rows)
+            if not hasattr(self._table, "held_until"):
+                why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
+                raise CantReplace(*one[:3], why)
+            until = self._table.held_until(session, one, batch_id)
+            self._known[*one[:2], one.startpoint_epoch] = _StoredRows(until, wanted.get(one, RowsWanted()))
         stored_rows = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
         return RereadBatch(self._table, self._records, session, found, rule, batch_id, stored_rows)
 
@@ -147,10 +143,9 @@ class RereadBatch:
         changed = before
         for topic in dict.fromkeys(topic for topic, _ in self.stored_rows):
             own = [rows for rows in self.found if rows.topic == topic]
-            going_back = {p: e for p, e in epochs_of(own).items() if not self._at(topic, p).wanted.append_only}
             starts = {one.partition: one for one in ranges_of(own)}
             seen = merged_marks(rows.marks for rows in own)
-            changed = taken_back(changed, topic, going_back, seen, partial(self._as_of, starts))
+            changed = taken_back(changed, topic, epochs_of(own), seen, partial(self._as_of, starts))
         return changed
 
     def _as_of(self, ranges: Mapping[int, LogRange], partition: int, marks: HighwaterMarks) -> HighwaterMarks:

@@ -158,7 +158,7 @@ def place_text(startpoint: Startpoint) -> str:
     match startpoint.kind:
         case Kind.SPECIFIC_OFFSET:
             rows = "" if until is None else f", rows below {until} are replaced"
-            return f"offset {value}{', beside the old rows' if startpoint.append_only else rows}"
+            return f"offset {value}{rows}"
         case Kind.TIMESTAMP:
             return time_text(value or 0)
         case Kind.RELATIVE_RECORDS:

@@ -58,7 +58,7 @@ def _refused(where: str, why: str) -> StartpointRefused:
 class PartitionRepair(NamedTuple):
     """A repair of one partition: rows at log offsets [start, end) are replaced, [start, stood_at) is read again.
 
-    end: None for all rows from `start` on. rows: None with --append-only, which does not read the sink.
+    end: None for all rows from `start` on. rows: how many the sink has there.
     stood_at: the consumer's position, or the end of its rows if that is higher.
     """
 
@@ -68,7 +68,7 @@ class PartitionRepair(NamedTuple):
     stood_at: int
     start: int
     end: int | None
-    rows: int | None
+    rows: int = 0
 
     @property
     def read_again(self) -> int:
@@ -80,7 +80,7 @@ class PartitionRepair(NamedTuple):
         return self.stood_at if self.end is None else min(self.end, self.stood_at)
 
     def startpoint(self) -> Startpoint:
-        return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end, append_only=self.rows is None)
+        return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end)
 
     def as_dict(self) -> dict[str, Any]:
         return {**self._asdict(), "rows_end": self.rows_end, "read_again": self.read_again}
@@ -102,13 +102,10 @@ class PartitionRepair(NamedTuple):
     metavar="WHERE",
     help="Replace only rows of records before this place.  [default: all rows from --from on]",
 )
-@click.option("--sink", metavar="WHERE", help="The apply job's --sink. Give it or --append-only.")
+@click.option("--sink", required=True, metavar="WHERE", help="The apply job's --sink.")
 @click.option("--table", help="With --sink DATABASE: the table of the rows.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="The format of --sink PATH.")
 @with_conf
-@click.option(
-    "--append-only", is_flag=True, help="Replace no rows: the job writes the new rows and keeps the old ones."
-)
 @click.option(
     "--ttl",
     default="12h",
@@ -119,8 +116,8 @@ class PartitionRepair(NamedTuple):
 @with_author
 @with_json
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str | None,
-    table: str | None, sink_format: str, conf: tuple[str, ...], append_only: bool,  # noqa: FBT001
+    directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str,
+    table: str | None, sink_format: str, conf: tuple[str, ...],
     ttl: str, dry_run: bool, reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Let the apply job read records again from --from on, and replace their rows in its table.
@@ -133,14 +130,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     A running job applies the startpoints at once, a stopped one at its next start. If the sink can't replace rows, the
     command is refused before anything is written.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if (sink is None) != append_only:
-        raise click.UsageError("give either --sink WHERE, or --append-only to keep the old rows")
-    if append_only and to is not None:
-        raise click.UsageError("leave --to out: with --append-only every record from --from on is written again")
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
     opened = store_of(directory, store)
     name, only = topic_and_partition(directory, topic)
-    looked = None if sink is None else sink_of(sink, table, sink_format, conf)
     look = _Look(
         directory,
         opened,
@@ -149,7 +141,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         name,
         start,
         end,
-        looked,
+        sink_of(sink, table, sink_format, conf),
         SYSTEM_CLOCK.wall_ms(),
     )
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
@@ -160,7 +152,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         where = "from --from on" if end is None else "between --from and --to"
         why = f"{consumer} has read no record {where}" if known else f"{directory} holds no log of it"
         raise _refused(topic, why)
-    if sink is not None and not any(part.rows for part in parts):
+    if not any(part.rows for part in parts):
         raise _refused(topic, "the sink has no row to replace: check that --sink is the job's")
     if all(opened.checkpoint(Reader(consumer, name, part.partition)).offset is None for part in parts):
         click.echo(
@@ -225,12 +217,12 @@ class _Look(NamedTuple):
         end_offset = facts.end if isinstance(end, Unresolved) else None if end is None else end.offset
         if end_offset is not None and end_offset <= start.offset:
             return None
-        return PartitionRepair(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset, None)
+        return PartitionRepair(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset)
 
     def held(self, starts: Mapping[int, int]) -> "Mapping[int, array[int]]":
         """The offsets of the sink's rows at or above each partition's start, ascending. Raises StartpointRefused."""
-        if self.sink is None or not starts:
-            return dict.fromkeys(starts, array("q"))
+        if not starts:
+            return {}
         try:
             found: Mapping[int, array[int]] = self.sink.held(self.topic, starts)
         except self.sink.refusals as error:
@@ -244,7 +236,7 @@ class _Look(NamedTuple):
             return None
         self._refuse_others(place)
         rows = len(held) if place.end is None else bisect_left(held, place.end)
-        return place._replace(stood_at=stood_at, rows=None if self.sink is None else rows)
+        return place._replace(stood_at=stood_at, rows=rows)
 
     def _refuse_others(self, place: PartitionRepair) -> None:
         """Raise StartpointRefused if another startpoint is pending, or an earlier repair still reads records that this
@@ -284,7 +276,7 @@ def _show(title: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> Non
                 shown_partition(part.partition),
                 f"[{count(part.log_start)}, {count(part.log_end)})",
                 count(part.stood_at),
-                "none" if part.rows is None else f"[{count(part.start)}, {count(part.rows_end)})",
+                f"[{count(part.start)}, {count(part.rows_end)})",
                 count(part.rows),
                 count(part.read_again),
             )

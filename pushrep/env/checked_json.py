@@ -31,17 +31,14 @@ def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, version
     return None if data is None else parse_checked_json(data, version)
 
 
-def parse_checked_json(data: bytes, version: int, *, ensure_ascii: bool = True) -> dict[str, Any]:
-    """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile.
-
-    ensure_ascii: as for `crc_of_fields` when the file was written.
-    """
+def parse_checked_json(data: bytes, version: int) -> dict[str, Any]:
+    """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile."""
     try:
         fields = json.loads(data)
         crc = fields.pop("crc32c")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
-    if crc != crc_of_fields(fields, ensure_ascii=ensure_ascii):
+    if crc != crc_of_fields(fields):
         raise BadJsonFile("its checksum, crc32c, does not match")
     if (found := fields.pop("version", None)) != version:
         raise OtherVersion(f"its version is {found!r}, this pushrep reads {version}: use the one that wrote it")
@@ -60,9 +57,9 @@ def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, 
     write_atomic(filesystem, path, [checked_json(fields, version)])
 
 
-def crc_of_fields(fields: Mapping[str, Any], *, ensure_ascii: bool = True) -> int:
-    """CRC-32C of the fields as compact JSON with sorted keys; in UTF-8 without `ensure_ascii`, else in ASCII."""
-    text = json.dumps(fields, ensure_ascii=ensure_ascii, sort_keys=True, separators=(",", ":"))
+def crc_of_fields(fields: Mapping[str, Any]) -> int:
+    """CRC-32C of the fields as compact JSON in ASCII with sorted keys."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return int(google_crc32c.value(text.encode()))
 
 

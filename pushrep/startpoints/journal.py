@@ -20,7 +20,6 @@ Checkpoints are replaced atomically, under the journal's lock. Format: docs/inte
 """
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from filtering.retry import Backoff, RetryPolicy
-from pushrep.env import File, Filesystem, LockHeld, read_whole, write_atomic
-from pushrep.env.checked_json import BadJsonFile, crc_of_fields, journal_line, parse_checked_json, scan_journal
+from pushrep.env import File, Filesystem, LockHeld, write_atomic
+from pushrep.env.checked_json import journal_line, read_checked_json, scan_journal, write_checked_json
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import (
     Checkpoint,
@@ -247,10 +246,9 @@ class CheckpointFiles:
         """The reader's checkpoint; without one, an empty one of generation 0. Raises CorruptStore, StoreUnavailable."""
         path = self._path(reader)
         try:
-            data = read_whole(self._filesystem, path, _FILE_BYTES_MAX)
+            checkpoint = self._read(path) or Checkpoint(reader=reader)
         except OSError as error:
             raise StoreUnavailable(path, error.strerror or str(error)) from error
-        checkpoint = Checkpoint(reader=reader) if data is None else decode(path, data)
         if checkpoint.reader != reader:
             raise CorruptStore(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
         return checkpoint
@@ -260,7 +258,7 @@ class CheckpointFiles:
         path = self._path(checkpoint.reader)
         try:
             self._filesystem.make_directory(self._directory)
-            write_atomic(self._filesystem, path, [encode(checkpoint)])
+            write_checked_json(self._filesystem, path, checkpoint.as_json(), CHECKPOINT_VERSION)
         except OSError as error:
             raise not_written(path, error.strerror or str(error), is_known=False) from error
 
@@ -270,30 +268,17 @@ class CheckpointFiles:
             names = self._filesystem.list(self._directory)
         except FileNotFoundError:
             return []
-        found = []
-        for name in names:
-            path = self._directory / name
-            if path.suffix == ".json" and (data := read_whole(self._filesystem, path, _FILE_BYTES_MAX)) is not None:
-                found.append(decode(path, data))
-        return sorted(found, key=lambda checkpoint: checkpoint.reader)
+        found = [self._read(self._directory / name) for name in names if name.endswith(".json")]
+        return sorted((one for one in found if one is not None), key=lambda checkpoint: checkpoint.reader)
+
+    def _read(self, path: Path) -> Checkpoint | None:
+        try:
+            fields = read_checked_json(self._filesystem, path, _FILE_BYTES_MAX, CHECKPOINT_VERSION)
+            return None if fields is None else Checkpoint.of_json(fields)
+        except (KeyError, TypeError, ValueError) as error:  # BadJsonFile is a ValueError
+            why = f"no checkpoint: {error}; restore it, or remove it and set a startpoint"
+            raise CorruptStore(path, why) from error
 
     def _path(self, reader: Reader) -> Path:
         words = "\0".join((reader.consumer, reader.topic, str(reader.partition), reader.task))
         return self._directory / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.json"
-
-
-def encode(checkpoint: Checkpoint) -> bytes:
-    """The file's bytes."""
-    fields = {"version": CHECKPOINT_VERSION, **checkpoint.as_json()}
-    crc = crc_of_fields(fields, ensure_ascii=False)
-    return (json.dumps({**fields, "crc32c": crc}, ensure_ascii=False, indent=1) + "\n").encode()
-
-
-def decode(path: Path, data: bytes) -> Checkpoint:
-    """The checkpoint in the file's bytes. Raises CorruptStore."""
-    try:
-        return Checkpoint.of_json(parse_checked_json(data, CHECKPOINT_VERSION, ensure_ascii=False))
-    except BadJsonFile as error:
-        raise CorruptStore(path, f"no checkpoint: {error}; restore it, or remove it and set a startpoint") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStore(path, f"unusable fields ({error})") from error

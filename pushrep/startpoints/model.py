@@ -91,9 +91,8 @@ class Startpoint:
     """Where to start next. Use the constructors below; raises BadArgument for a value that its kind can't have.
 
     `out_of_range` says what to do where it does not fit the log; `reset_marks` that the replay filter behind the
-    consumer shall forget what it has seen, so that records read again are not dropped as replayed. Of an offset with
-    `reset_marks` one of two more, for a job that fills a table: `replace_until`, rows of records from there on stay as
-    they are; `append_only`, all rows stay, and what is read again comes beside them.
+    consumer shall forget what it has seen, so that records read again are not dropped as replayed. `replace_until`, of
+    an offset with `reset_marks`, is for a job that fills a table: rows of records from there on stay as they are.
     """
 
     kind: Kind
@@ -101,15 +100,12 @@ class Startpoint:
     out_of_range: OutOfRange = OutOfRange.ERROR
     reset_marks: bool = False
     replace_until: int | None = None
-    append_only: bool = False
 
     def __post_init__(self) -> None:
         if self.replace_until is not None:
             if self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks:
                 raise BadArgument("replace_until", "it is for an offset, with reset_marks")
             whole_number("replace_until", self.replace_until, (self.value or 0) + 1, OFFSET_END - 1)
-        if self.append_only and (self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks or self.replace_until):
-            raise BadArgument("append_only", "it is for an offset, with reset_marks and without replace_until")
         wanted = _VALUES[self.kind]
         if wanted is None:
             if self.value is not None:
@@ -131,7 +127,6 @@ class Startpoint:
         out_of_range: OutOfRange | str = OutOfRange.ERROR,
         reset_marks: bool = False,
         replace_until: int | None = None,
-        append_only: bool = False,
     ) -> Self:
         """At this offset; the log's end is in range, too."""
         return cls(
@@ -140,7 +135,6 @@ class Startpoint:
             out_of_range=_policy(out_of_range),
             reset_marks=reset_marks,
             replace_until=replace_until,
-            append_only=append_only,
         )
 
     @classmethod
@@ -180,21 +174,13 @@ class Startpoint:
         kind, value = (Kind.RELATIVE_MS, ms) if records is None else (Kind.RELATIVE_RECORDS, records)
         return cls(kind=kind, value=value, out_of_range=_policy(out_of_range), reset_marks=reset_marks)
 
-    def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        # Absent by default: then all rows of a table that are read again are replaced.
-        return {name: fields[name] for name in fields if name not in _ABSENT_UNLESS_SET or fields[name]}
-
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError for what `to_json` does not give."""
+        """Of its fields. Raises KeyError, TypeError or ValueError for what is no startpoint."""
         return cls(**{**fields, "kind": Kind(fields["kind"]), "out_of_range": OutOfRange(fields["out_of_range"])})
 
     def __str__(self) -> str:
         return str(self.kind) if self.value is None else f"{self.kind} {self.value}"
-
-
-_ABSENT_UNLESS_SET = ("replace_until", "append_only")
 
 
 def _policy(out_of_range: OutOfRange | str) -> OutOfRange:
@@ -461,11 +447,9 @@ def _fields_of(one: Fact | Checkpoint) -> dict[str, Any]:
                 fields |= {"consumer": value.consumer, "topic": value.topic, "partition": value.partition}
                 fields["task"] = value.task or None
             case Startpoint():
-                fields[field.name] = value.to_json()
+                fields[field.name] = asdict(value)
             case _:
                 fields["log" if field.name == "log_id" else field.name] = value
-    if fields.get("position", 0) is None:
-        del fields["position"]
     return fields
 
 

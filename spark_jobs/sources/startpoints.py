@@ -94,7 +94,6 @@ def _wanted(event_log: EventLog, stood_at: Mapping[int, int], reset: int, one: L
         start=max((offset for n, offset in stood_at.items() if reset < n <= one.startpoint_epoch), default=0),
         end=OFFSET_MAX if until is None else until,
         stood_at=stood_at.get(reset, OFFSET_MAX),
-        append_only=written is not None and written.startpoint.append_only,
     )
 
 

@@ -152,9 +152,7 @@ def test_without_to_all_rows_go_and_only_the_partition_that_is_named(repair, sin
 
 
 REFUSED = [
-    (["--from", "25"], "give either --sink WHERE, or --append-only"),
-    (["--from", "25", "--append-only", "--sink", "./t"], "give either --sink WHERE, or --append-only"),
-    (["--from", "25", "--to", "30", "--append-only"], "leave --to out"),
+    (["--from", "25"], "Missing option '--sink'"),
     (["--from", "latest", "--sink", "./t"], "can't be used for a repair"),
     (["--from", "25", "--sink", "./nowhere"], "can't be read"),
     *((["--from", "25", "--sink", f"{kind}://bucket/orders"], f"{kind} is no file system") for kind in ("s3a", "gs")),
@@ -188,14 +186,6 @@ def test_an_end_beyond_where_the_job_stands_is_shown_as_what_will_be_done(repair
     code, said, _ = repair("--from", "20", "--to", "60", *sink, "--dry-run", topic="orders-0")
     assert (code, "pending" in said) == (1, False), said
     assert store.history()[0].startpoint == Startpoint.specific(25, reset_marks=True, replace_until=60)
-
-
-def test_append_only_is_told_with_the_startpoint_and_shows_what_the_store_knows(repair, store):
-    code, said, _ = repair("--from", "25", "--append-only", "--json")
-    assert {one.startpoint for one in store.history()} == {Startpoint.specific(25, reset_marks=True, append_only=True)}
-    *parts, last = lines(said)
-    assert (code, [(p["rows"], p["read_again"]) for p in parts]) == (0, [(None, 35)] * 2)
-    assert last["sequences"] == {"0": 1, "1": 2}
 
 
 def test_one_that_is_not_through_is_not_passed_by(repair, sink, store, out):

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections import Counter
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs.errors import BadJobOption, CantReplace, MarksOfAnotherQuery, SparkJobError
-from spark_jobs.jobs import pipeline
 from spark_jobs.jobs.command import Reporter, one_line
 from spark_jobs.jobs.options import ApplyOptions
 from spark_jobs.jobs.pipeline import apply_in
@@ -449,33 +447,6 @@ def killed_at(step, place, options):
 
 def ends_here():
     raise RuntimeError("it ends here")
-
-
-def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_path, monkeypatch):
-    """A job without --append-only that takes it up, and is started again on the way, appends."""
-    table = Table(spark, tmp_path, "database")
-    outbox([b"%d" % n for n in range(30)])
-    run(**table.options)
-    with StartpointStore.open(tmp_path / "outbox" / "startpoints") as store:
-        again = Startpoint.specific(20, reset_marks=True, append_only=True)
-        store.write("billing", "orders", 0, again, "beside them")
-        store.write("billing", "orders", 1, Startpoint.specific(25, reset_marks=True), "in their place")
-    calls, own = [], pipeline.DecodedBatches.replace
-
-    def replace(self, rows, batch_id, ranges):
-        calls.append(batch_id)
-        if len(calls) == 2:
-            ends_here()
-        own(self, rows, batch_id, ranges)
-
-    monkeypatch.setattr(pipeline.DecodedBatches, "replace", replace)
-    options = table.options | {"max_records_per_trigger": 6}
-    with pytest.raises(RuntimeError, match="it ends here"):
-        run(**options)
-    run(**options)
-    assert len(calls) > 2
-    found = Counter((partition, int(value)) for partition, _, value, _ in table.found())
-    assert found == Counter({(p, n): 2 if p == 0 and n >= 20 else 1 for p in range(2) for n in range(30)})
 
 
 def test_a_startpoint_without_a_reset_behind_one_with_takes_no_row_away(run, outbox, tmp_path):
