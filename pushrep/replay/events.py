@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias, get_args
 
-from pushrep.replay.plan import LogSnapshot, Span
+from pushrep.log.published import LogOffsets
+from pushrep.replay.plan import Span
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
@@ -86,10 +87,14 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is this session's turn. counter: the value of its bounding counter; None without one, or if it closed."""
+    """It is this session's turn. counter: the value of its bounding counter; None without one, or if it closed.
 
-    facts: LogSnapshot
+    is_live: whether a writer has the log open; False only if that was looked up.
+    """
+
+    facts: LogOffsets
     counter: int | None = None
+    is_live: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import Lease, LeaseBroken, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_name, parse_shown_name, readable_logs, real_log_path, shown_name
 from pushrep.log.errors import InvalidLogName
+from pushrep.log.published import LogOffsets
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
-    LogSnapshot,
     RecordingInfo,
     ReplayedBlock,
     ReplayRefused,
@@ -69,7 +69,7 @@ class LocalSession:
         self.session, self.source = session, source
         self.end: e.SendEnd | None = None
         self._replays, self._clock = replays, replays.clock
-        self._facts, self._facts_ms = source.facts(with_liveness=False), self._clock.monotonic_ms()
+        self._facts, self._facts_ms, self._is_live = source.facts(), self._clock.monotonic_ms(), True
         self._lease: Lease | None = None
         self._broken: str | None = None
         self._walk: Iterator[Window] | None = None
@@ -137,7 +137,7 @@ class LocalSession:
     @property
     def _needs_write(self) -> bool:
         """Whether only a write can bring something new."""
-        return self.session.position >= self._facts.written and not self.session.wants_liveness
+        return self.session.position >= self._facts.end and not self.session.wants_liveness
 
     def wake(self) -> None:
         """End the wait."""
@@ -170,14 +170,14 @@ class LocalSession:
 
     def _turn(self) -> list[e.Effect]:
         counter = self._replays.counters.get(self.session.plan.bound)
-        return self.handle(e.Turn(self._facts, counter() if counter is not None else None))
+        return self.handle(e.Turn(self._facts, counter() if counter is not None else None, self._is_live))
 
     def _refresh_offsets(self) -> None:
         """Read the log's offsets again."""
         now_ms = self._clock.monotonic_ms()
         asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
         try:
-            self._facts = self.source.facts(with_liveness=asks)
+            self._facts, self._is_live = self.source.live_facts() if asks else (self.source.facts(), True)
         except READ_ERRORS as error:
             self.handle(self._failure(error))
         self._facts_ms, self._asked_ms = now_ms, now_ms if asks else self._asked_ms
@@ -296,12 +296,12 @@ class LocalSession:
         """Whether the log now holds `position`, or ends there."""
         self._walk, self._pending = None, []
         self._refresh_offsets()
-        return not self.is_over and self._facts.start <= position <= self._facts.written
+        return not self.is_over and self._facts.start <= position <= self._facts.end
 
     def _failure(self, error: Exception) -> e.Event:
         self._walk, self._pending = None, []
         with suppress(*READ_ERRORS):
-            self._facts = self.source.facts(with_liveness=False)
+            self._facts = self.source.facts()
         return self.source.failure(error, self.session.position, self._facts)
 
     def _take_lease(self) -> None:
@@ -327,7 +327,7 @@ _BLOCK_BYTES = 4 << 20
 """Larger than at a node, because no other session waits for its turn here."""
 _SESSIONS_MAX = 1024
 """More than at a node, whose limit is against others: here one consumer reads as many partitions as the topic has."""
-_NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
+_NO_FACTS = LogOffsets(0, 0, 0, 0)
 
 
 class LocalReplays:
@@ -379,7 +379,7 @@ class LocalReplays:
         if source is None:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
         try:
-            facts = source.facts(with_liveness=False)
+            facts = source.facts()
         finally:
             source.close()
         return max(facts.start, tip_of(facts, bound, None).recorded)
@@ -387,9 +387,9 @@ class LocalReplays:
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
         source = self._source(self._name(request.recording))
-        facts = None if source is None else source.facts(with_liveness=False)
+        facts, is_live = None if source is None else source.facts(), True
         if source is not None and facts is not None and needs_liveness(request, facts):
-            facts = source.facts(with_liveness=True)  # ten milliseconds if the kernel has to list its locks
+            facts, is_live = source.live_facts()  # ten milliseconds if the kernel has to list its locks
         try:
             with self.lock:
                 self._sweep()
@@ -398,6 +398,7 @@ class LocalReplays:
                     facts,
                     source.first_at if source is not None else lambda _ms: None,
                     self.clock.monotonic_ms(),
+                    is_live=is_live,
                     counters=frozenset(self.counters),
                 )
                 assert source is not None, "a request without a log was refused"
@@ -483,7 +484,7 @@ class LocalReplays:
 def _info(
     source: LogSource, topic: str, partition: int, recording_id: int | None, state: RecordingState
 ) -> RecordingInfo:
-    facts = source.facts(with_liveness=True)
+    facts, is_live = source.live_facts()
     return RecordingInfo(
         recording_id=recording_id,
         topic=topic,
@@ -491,8 +492,8 @@ def _info(
         log_id=source.log_id,
         start_offset=facts.start,
         stable_offset=facts.stable,
-        end_offset=facts.written,
-        is_live=facts.is_live,
+        end_offset=facts.end,
+        is_live=is_live,
         state=state,
         damaged_from=source.damaged_from(facts),
     )

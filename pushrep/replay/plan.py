@@ -38,7 +38,7 @@ from uuid import UUID
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import shown_name
-from pushrep.log.published import Damaged
+from pushrep.log.published import LogOffsets
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.settings import Between, check
 from pushrep.wire.error_codes import ErrorCode
@@ -110,23 +110,6 @@ class ReplayRequest:
             raise BadArgument("length", f"{self.length} records can't be replayed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSnapshot:
-    """A log at one moment: its offsets, whether a writer has it open, and its known damage (LogOffsets)."""
-
-    start: int
-    written: int
-    flushed: int
-    high_watermark: int
-    is_live: bool = True
-    damage: Damaged | None = None
-
-    @property
-    def stable(self) -> int:
-        """min(high watermark, flushed offset): records below it are never cut off."""
-        return min(self.flushed, self.high_watermark)
-
-
 _FromOne = Annotated[int, Between(1)]
 
 
@@ -185,13 +168,13 @@ class Tip(NamedTuple):
     is_frozen: bool = False
 
 
-def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
+def tip_of(facts: LogOffsets, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
     """The tip under a log's own bound, or under a counter's (counter None: it is closed and stays at `last_counter`).
 
     A counter is also limited by the stable offset, because it is a program's progress, not what is on disk.
     """
     if bound in LOG_BOUNDS:
-        offset = min(facts.written, int(getattr(facts, bound)))
+        offset = facts.end if bound == "written" else min(facts.end, int(getattr(facts, bound)))
         return Tip(offset, offset)
     value = last_counter if counter is None else counter
     return Tip(facts.stable, min(facts.stable, value), is_frozen=counter is None)
@@ -299,8 +282,11 @@ class ReplayPlan:
 
 
 class Node(NamedTuple):
-    """The other facts for a request. counters: names that may bound a replay."""
+    """The other facts for a request. is_live: whether a writer has the log open. counters: names that may bound a
+    replay.
+    """
 
+    is_live: bool = True
     active_sessions: int = 0
     max_sessions: int = 20
     counters: Collection[str] = ()
@@ -308,7 +294,7 @@ class Node(NamedTuple):
 
 
 def plan_replay(
-    request: ReplayRequest, facts: LogSnapshot | None, first_at: Callable[[int], int | None], node: Node
+    request: ReplayRequest, facts: LogOffsets | None, first_at: Callable[[int], int | None], node: Node
 ) -> ReplayPlan:
     """The plan of a session. facts: None if there is no such recording, or it can't be read.
 
@@ -323,10 +309,10 @@ def plan_replay(
     end = _recorded_end(request, facts)
     position = _resolved(request, facts.start, end, first_at)
     # A resumed session may be above it: after a restart the watermark may be lower, and will rise.
-    last = end if request.epoch_before is None else max(end, facts.written)
+    last = end if request.epoch_before is None else max(end, facts.end)
     if not facts.start <= position <= last:
         raise _outside(f"position {position} is outside of the recording", facts.start, end)
-    _check_there_is_something(request, facts, position, end)
+    _check_there_is_something(request, facts.start, position, end, is_live=node.is_live)
     return ReplayPlan(
         recording=request.recording,
         position=position,
@@ -338,13 +324,13 @@ def plan_replay(
     )
 
 
-def needs_liveness(request: ReplayRequest, facts: LogSnapshot) -> bool:
+def needs_liveness(request: ReplayRequest, facts: LogOffsets) -> bool:
     """Whether the plan depends on a live writer: not for a position below the log's end."""
     position = facts.start if request.position is None else request.position
     return isinstance(position, AtTime) or position >= _recorded_end(request, facts)
 
 
-def _recorded_end(request: ReplayRequest, facts: LogSnapshot) -> int:
+def _recorded_end(request: ReplayRequest, facts: LogOffsets) -> int:
     return max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
 
 
@@ -369,14 +355,14 @@ def _resolved(request: ReplayRequest, start: int, end: int, first_at: Callable[[
     return end if found is None else max(start, min(found, end))
 
 
-def _check_there_is_something(request: ReplayRequest, facts: LogSnapshot, position: int, end: int) -> None:
+def _check_there_is_something(request: ReplayRequest, start: int, position: int, end: int, *, is_live: bool) -> None:
     if request.length == 0 or position < end:
         return
-    if request.length is TO_END and facts.start == end:
+    if request.length is TO_END and start == end:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"recording {request.recording} holds no records")
-    if not facts.is_live and request.length is not FOLLOW:
+    if not is_live and request.length is not FOLLOW:
         what = f"position {position} is the end of a stopped recording, where only FOLLOW may begin"
-        raise _outside(what, facts.start, end)
+        raise _outside(what, start, end)
     if request.length is TO_END:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"there is nothing to replay from offset {position} on yet")
 

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from pushrep.log import CorruptBatch
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import NEXT, ReplayState, impossible
 from pushrep.replay.plan import (
-    LogSnapshot,
     Node,
     ReplayPlan,
     ReplayRefused,
@@ -133,7 +133,7 @@ class ReplaySession:
 
     @property
     def wants_liveness(self) -> bool:
-        """Whether its turns need `LogSnapshot.is_live`: a bounded replay at the tip ends when its writer stops."""
+        """Whether its turns need `Turn.is_live`: a bounded replay at the tip ends when its writer stops."""
         is_held = self._held_until > self.tip
         if self._left is None:
             return self._end is not None and is_held
@@ -216,10 +216,10 @@ class ReplaySession:
         self.tip = tip.bound
         if not was_behind:
             self._behind_since_ms = self._now_ms
-        if event.facts.written < self.position:
-            return self._cut_at(event.facts.written, -1)
-        if self._end is not None and event.facts.written < self._end:
-            self._end, self._held_until = event.facts.written, 0  # the log was cut below the former end
+        if event.facts.end < self.position:
+            return self._cut_at(event.facts.end, -1)
+        if self._end is not None and event.facts.end < self._end:
+            self._end, self._held_until = event.facts.end, 0  # the log was cut below the former end
         if self._reading is not None or self._is_sending:
             return self._stalled_if_due()
         if self._left == 0 or (self._end is not None and self.position >= self._end):
@@ -230,23 +230,23 @@ class ReplaySession:
             effects = self._ended(failed)
         elif self.position < tip.bound and self._held_until <= tip.bound:
             effects = self._next_block(tip, tip.bound if damage is None else min(tip.bound, damage.offset))
-        elif self._ends_at(tip, event.facts):
+        elif self._ends_at(tip, is_live=event.is_live):
             effects = self._over(ReplayEndReason.LIMIT_REACHED)
         else:
             effects = self._heartbeat_if_due(renew=True)
         return effects
 
-    def _tip(self, facts: LogSnapshot, counter: int | None) -> Tip:
+    def _tip(self, facts: LogOffsets, counter: int | None) -> Tip:
         if counter is not None:
             self._last_counter = counter
         return tip_of(facts, self.plan.bound, counter, self._last_counter)
 
-    def _ends_at(self, tip: Tip, facts: LogSnapshot) -> bool:
+    def _ends_at(self, tip: Tip, *, is_live: bool) -> bool:
         """Whether no more records can come: the bound is frozen, or a bounded replay is at the end of a stopped log."""
         if tip.is_frozen and (self._held_until > tip.bound or self.position >= tip.bound):
             return True
         is_at_end = self.position >= tip.recorded or self._held_until > tip.recorded
-        return not facts.is_live and is_at_end and self.wants_liveness
+        return not is_live and is_at_end and self.wants_liveness
 
     def _next_block(self, tip: Tip, readable: int) -> Effects:
         budget_bytes = self._credit.block_bytes(self._settings.block_bytes, self._now_ms)
@@ -461,10 +461,11 @@ class ReplaySessions:
     def start(  # noqa: PLR0913 - all that a request is judged by
         self,
         request: ReplayRequest,
-        facts: LogSnapshot | None,
+        facts: LogOffsets | None,
         first_at: Callable[[int], int | None],
         now_ms: int,
         *,
+        is_live: bool = True,
         counters: frozenset[str] = frozenset(),
         is_allowed: bool = True,
     ) -> ReplaySession:
@@ -472,7 +473,7 @@ class ReplaySessions:
 
         Raises ReplayRefused, and counts it.
         """
-        node = Node(len(self._sessions), self.settings.max_sessions, counters, is_allowed)
+        node = Node(is_live, len(self._sessions), self.settings.max_sessions, counters, is_allowed)
         try:
             plan = plan_replay(request, facts, first_at, node)
         except ReplayRefused as refusal:

@@ -16,11 +16,11 @@ from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
+from pushrep.log.published import LogOffsets
 from pushrep.log.retention import OnLeaseBroken
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
-from pushrep.replay.plan import LogSnapshot
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
@@ -47,30 +47,28 @@ class LogSource:
         """Whether retention can be made to wait."""
         return isinstance(self._log, SegmentLog)
 
-    def facts(self, *, with_liveness: bool) -> LogSnapshot:
-        """The log's present facts. Without `with_liveness` it counts as live, unchecked."""
+    def facts(self) -> LogOffsets:
+        """The log's present ends."""
         try:
-            return self._facts(with_liveness=with_liveness)
+            return self._log.ends()
         except LogClosed:
             if isinstance(self._log, LogReader):
                 raise
             self._log = self._now_open()
-            return self._facts(with_liveness=with_liveness)
+            return self._log.ends()
 
-    def _facts(self, *, with_liveness: bool) -> LogSnapshot:
+    def live_facts(self) -> tuple[LogOffsets, bool]:
+        """The same, and whether a writer has the log open."""
         # The writer is looked at first: if it has stopped, the offsets read after that are final.
-        is_live = self._is_live() if with_liveness else True
-        start, written, flushed, watermark, damage = self._log.ends()
-        return LogSnapshot(
-            start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live, damage=damage
-        )
+        log, is_live, facts = self._log, self._is_live(), self.facts()
+        return (facts, is_live) if self._log is log else self.live_facts()
 
-    def damaged_from(self, facts: LogSnapshot) -> int | None:
+    def damaged_from(self, facts: LogOffsets) -> int | None:
         """The first offset that was on disk and can't be read, if it is known or the last record shows it."""
-        if self.has_leases or facts.written == facts.start:
+        if self.has_leases or facts.end == facts.start:
             return None if facts.damage is None else facts.damage.offset
         try:
-            next(self.batches(facts.written - 1, facts.written), None)
+            next(self.batches(facts.end - 1, facts.end), None)
         except CorruptBatch as error:
             return error.offset
         except READ_ERRORS:
@@ -95,17 +93,17 @@ class LogSource:
         """Take the lease and read the batch at `position`; returns the session's event."""
         try:
             take_lease()
-            return self._opened_at(position, self.facts(with_liveness=False))
+            return self._opened_at(position, self.facts())
         except LeaseBroken as error:
             return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
         except READ_ERRORS as error:
-            failure = self.failure(error, position, self.facts(with_liveness=False))
+            failure = self.failure(error, position, self.facts())
             code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
             return e.OpenFailed(code, str(error))
 
-    def _opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
+    def _opened_at(self, position: int, facts: LogOffsets) -> e.SegmentOpened:
         """The batch at `position`, checked as every batch is. Raises as `batches`."""
-        at = next(self.batches(position, position + 1), None) if position < facts.written else None
+        at = next(self.batches(position, position + 1), None) if position < facts.end else None
         before = next(self.batches(position - 1, position), None) if position > facts.start else None
         by_log = None
         if at is not None and (epochs := self.leader_epochs()) is not None:
@@ -123,25 +121,25 @@ class LogSource:
             return read_leader_epochs(self.path, self.filesystem)
         return self._log.leader_epochs
 
-    def cut_since(self, offset: int, leader_epoch: int, facts: LogSnapshot) -> e.Truncated:
+    def cut_since(self, offset: int, leader_epoch: int, facts: LogOffsets) -> e.Truncated:
         """The event for a log without its former batch of that epoch at `offset`."""
         epochs = self.leader_epochs()
-        cut = min(offset, facts.written)
+        cut = min(offset, facts.end)
         if epochs is None or not epochs.entries:
             return e.Truncated(cut)
         # If the log has gone on under another epoch, it was cut where that epoch ended (KIP-101).
-        _, end = epochs.end_of(leader_epoch, facts.written)
+        _, end = epochs.end_of(leader_epoch, facts.end)
         return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
-    def failure(self, error: Exception, position: int, facts: LogSnapshot) -> e.ReadFailed | e.Truncated | e.Deleted:
+    def failure(self, error: Exception, position: int, facts: LogOffsets) -> e.ReadFailed | e.Truncated | e.Deleted:
         """The session's event for an error of a read."""
         if not self.filesystem.exists(self.path):
             return e.Deleted()
         if isinstance(error, CorruptBatch):
             return e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), int(error.segment.stem))
         if isinstance(error, OffsetOutOfRange):
-            if facts.written < position:
-                return e.Truncated(facts.written)
+            if facts.end < position:
+                return e.Truncated(facts.end)
             why = f"retention took what lies below offset {facts.start}"
             return e.ReadFailed(ErrorCode.OFFSET_OUT_OF_RANGE, why)
         return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))

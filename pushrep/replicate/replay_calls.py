@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
@@ -19,7 +20,6 @@ from pushrep.replay.plan import (
     TO_END,
     AtTime,
     Length,
-    LogSnapshot,
     Position,
     ReplayPlan,
     ReplayRefused,
@@ -53,7 +53,8 @@ class _Looked(NamedTuple):
 
     is_allowed: bool
     source: NodeSource | None = None
-    facts: LogSnapshot | None = None
+    facts: LogOffsets | None = None
+    is_live: bool = True
     first_at: int | None = None
 
 
@@ -156,13 +157,13 @@ class ReplayCalls:
         if recording is None or source is None:
             return _Looked(is_allowed=True)
         try:
-            facts = source.facts(with_liveness=True)
+            facts, is_live = source.live_facts()
             position = request.position
             first_at = source.first_at(position.timestamp_ms) if isinstance(position, AtTime) else None
         except READ_ERRORS:
             source.close()
             return _Looked(is_allowed=True)
-        return _Looked(True, source, facts, first_at)
+        return _Looked(True, source, facts, is_live, first_at)
 
     def _judge(
         self, connection: ReplayConnection, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int
@@ -174,6 +175,7 @@ class ReplayCalls:
                 looked.facts,
                 lambda _: looked.first_at,
                 asked_ms,
+                is_live=looked.is_live,
                 counters=frozenset(server.named_counters),
                 is_allowed=looked.is_allowed,
             )

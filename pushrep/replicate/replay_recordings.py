@@ -332,9 +332,9 @@ class Recordings:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
             replica = recording.kept.open_replica(entry.tp)
             with closing(NodeSource(recording, self, replica.log if replica is not None else None)) as source:
-                facts = source.facts(with_liveness=True)
+                facts, is_live = source.live_facts()
                 damaged_from = source.damaged_from(facts)
-            start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if facts.is_live else facts.written
+            start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if is_live else facts.end
         return wire.Recording(
             recording_id=entry.recording_id,
             outbox_id=entry.outbox_id,

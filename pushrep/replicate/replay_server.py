@@ -33,10 +33,11 @@ from typing import NamedTuple
 
 from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
 from pushrep.log import Lease, LeaseBroken
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
-from pushrep.replay.plan import LogSnapshot, ReplaySettings
+from pushrep.replay.plan import ReplaySettings
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions
 from pushrep.replay.slices import BatchNotFound, FoundBatch, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
@@ -168,7 +169,7 @@ class ServedSession:
         self._marker = source.marker()
         self._before: int | None = None
         """Leader epoch of the record before the position."""
-        self._facts: LogSnapshot | None = None
+        self._facts: LogOffsets | None = None
 
     @property
     def next_turn_ms(self) -> int:
@@ -217,14 +218,15 @@ class ServedSession:
         if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
             return
         try:
-            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+            wants = self.session.wants_liveness
+            self._facts, is_live = self.source.live_facts() if wants else (self.source.facts(), True)
             if self._was_cut(self._facts):
                 return
         except READ_ERRORS as error:
             self.handle(self._failure(error))
             return
         counter = self._server.counter(self.session.plan.bound)
-        self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter)))
+        self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter, is_live)))
 
     def carry_out(self, effects: list[e.Effect]) -> None:
         """Do what the session wants done."""
@@ -259,7 +261,7 @@ class ServedSession:
                 wanted.position,
                 wanted.limit,
                 wanted.max_bytes,
-                written=self._facts.written,
+                written=self._facts.end,
             )
         except BatchNotFound as error:
             self._look_again(error)
@@ -324,21 +326,21 @@ class ServedSession:
         """The lease was broken, or the log was closed because its leader reconnected and the log was opened anew."""
         reopened = self.source.reopened
         with suppress(*READ_ERRORS):
-            self.source.facts(with_liveness=False)  # so it notices the new log
+            self.source.facts()  # so it notices the new log
             if self.source.reopened != reopened:
                 self._take_lease()
                 self._server.ready(self)
                 return
         self.handle(e.LeaseLost(reason))
 
-    def _was_cut(self, facts: LogSnapshot) -> bool:
+    def _was_cut(self, facts: LogOffsets) -> bool:
         """Whether the log was cut below the position, and has perhaps grown again; then the session ends.
 
         Checked when the log is shorter, when its epochs have changed, and when it was opened anew: the batch before the
         position has to be the same.
         """
         position, marker = self.session.position, self.source.marker()
-        is_shorter = facts.written < position
+        is_shorter = facts.end < position
         if self.session.state is not ReplayState.REPLAY or (marker == self._marker and not is_shorter):
             return False
         self._slices.forget()
@@ -348,7 +350,7 @@ class ServedSession:
             return True  # once the request that cuts it is done, its new epoch is known
         self._marker = marker
         batch = None
-        if facts.start < position <= facts.written:
+        if facts.start < position <= facts.end:
             batch = next(self.source.batches(position - 1, position), None)
         is_same = batch is None or self._before in {None, batch.header.leader_epoch}
         if is_same and not is_shorter:
@@ -368,9 +370,9 @@ class ServedSession:
 
     def _failure(self, error: Exception) -> e.Event:
         self._slices.forget()
-        facts = self._facts or LogSnapshot(start=0, written=self.session.position, flushed=0, high_watermark=0)
+        facts = self._facts or LogOffsets(0, self.session.position, 0, 0)
         with suppress(*READ_ERRORS):
-            facts = self.source.facts(with_liveness=False)
+            facts = self.source.facts()
         return self.source.failure(error, self.session.position, facts)
 
     def _release_files(self) -> None:

@@ -6,9 +6,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
-from pushrep.replay.plan import LogSnapshot, ReplayPlan, ReplaySettings, Span
+from pushrep.replay.plan import ReplayPlan, ReplaySettings, Span
 from pushrep.replay.session import ReplaySession
 from pushrep.wire.replay_messages import ReplayEndReason
 
@@ -35,17 +36,17 @@ class Run:
         self.session.handle(e.SegmentOpened(), 0)
         self.session.handle(e.SubscriberAttached(draw(st.integers(0, 50))), 0)
 
-    def turn(self, facts, counter=None):
+    def turn(self, facts, counter=None, *, is_live=True):
         """Run one turn; returns whether it did something."""
         self.now += 1
-        effects = self.session.handle(e.Turn(facts, counter), self.now)
+        effects = self.session.handle(e.Turn(facts, counter, is_live), self.now)
         for effect in effects:
             if isinstance(effect, e.ReadBlock):
                 self.read(effect, facts)
         return bool(effects)
 
     def read(self, wanted, facts):
-        assert wanted.limit <= facts.written
+        assert wanted.limit <= facts.end
         found = [batch for batch in self.batches if batch[1] > wanted.position and batch[0] < wanted.limit]
         found = found[: self.draw(st.integers(1, 3))]
         spans = tuple(Span(base, end, size, len(offsets)) for base, end, size, offsets in found)
@@ -56,18 +57,18 @@ class Run:
                     self.got += [offset for offset in offsets if effect.start <= offset < effect.end]
                 self.session.handle(e.BlockSent(), self.now)
 
-    def exhaust(self, facts, counter=None):
+    def exhaust(self, facts, counter=None, *, is_live=True):
         """Turns until nothing moves; credit comes in drops."""
         idle = 0
         while self.session.state is ReplayState.REPLAY and idle < 3:
             before = (self.session.position, len(self.got))
             self.session.handle(e.Credited(60), self.now)
-            self.turn(facts, counter)
+            self.turn(facts, counter, is_live=is_live)
             idle = idle + 1 if before == (self.session.position, len(self.got)) else 0
 
 
-def at_rest(end, *, is_live):
-    return LogSnapshot(start=0, written=end, flushed=end, high_watermark=end, is_live=is_live)
+def at_rest(end):
+    return LogOffsets(0, end, end, end)
 
 
 def picked(batches, position, stop, count):
@@ -95,7 +96,7 @@ def test_every_position_and_length_of_one_log():
             continue
         plan = ReplayPlan(recording=1, position=position, end=stop, records=count)
         run = Run(ONE_LOG, plan, ReplaySettings(block_bytes=chosen.choice([1, 100, 1000])), AnyOf(chosen))
-        run.exhaust(at_rest(22, is_live=False))
+        run.exhaust(at_rest(22), is_live=False)
         assert run.got == picked(ONE_LOG, position, stop, count), f"from {position}, length {length}"
 
 
@@ -117,7 +118,7 @@ def test_length_and_position_give_what_a_plain_loop_picks(log, data):
     stop = None if count is not None else data.draw(st.none() | st.integers(position, end))
     plan = ReplayPlan(recording=1, position=position, end=stop, records=count)
     run = Run(batches, plan, ReplaySettings(block_bytes=data.draw(st.integers(1, 250))), data.draw)
-    run.exhaust(at_rest(end, is_live=False))
+    run.exhaust(at_rest(end), is_live=False)
     wanted = picked(batches, position, stop, count)
     assert run.got == wanted
     if plan.end is None and plan.records is None:
@@ -145,7 +146,7 @@ def test_a_rising_bound_lets_whole_batches_out_and_never_more(log, data):
         flushed = data.draw(st.sampled_from([one for one in ends if one >= flushed]))
         watermark = data.draw(st.sampled_from([one for one in ends if one >= watermark]))
         counter = data.draw(st.integers(counter, end + 5))
-        facts = LogSnapshot(start=0, written=written, flushed=flushed, high_watermark=watermark)
+        facts = LogOffsets(0, written, flushed, watermark)
         run.exhaust(facts, counter)
         limit = {
             "stable": facts.stable,

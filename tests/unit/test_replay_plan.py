@@ -1,17 +1,18 @@
 """The refusals of a replay request, one by one and in their order; slots and ids of many sessions."""
 
 import random
+from typing import NamedTuple
 
 import pytest
 
 from pushrep.errors import BadArgument
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
     FOLLOW,
     TO_END,
     AtTime,
-    LogSnapshot,
     Node,
     ReplayRefused,
     ReplayRequest,
@@ -23,14 +24,23 @@ from pushrep.replay.plan import (
 from pushrep.replay.session import ReplaySessions
 from pushrep.wire.error_codes import ErrorCode
 
-LIVE = LogSnapshot(start=10, written=100, flushed=80, high_watermark=60)
-STOPPED = LogSnapshot(start=10, written=60, flushed=60, high_watermark=60, is_live=False)
-EMPTY = LogSnapshot(start=10, written=10, flushed=10, high_watermark=10)
-EMPTY_STOPPED = LogSnapshot(start=10, written=10, flushed=10, high_watermark=10, is_live=False)
+
+class Stopped(NamedTuple):
+    """The ends of a log that no writer has open."""
+
+    ends: LogOffsets
+
+
+LIVE = LogOffsets(10, 100, 80, 60)
+STOPPED = Stopped(LogOffsets(10, 60, 60, 60))
+EMPTY = LogOffsets(10, 10, 10, 10)
+EMPTY_STOPPED = Stopped(EMPTY)
 TIMES = {5: 12, 7: 59, 8: 200}
 
 
 def plan(facts, *, node=None, **request):
+    if isinstance(facts, Stopped):
+        facts, node = facts.ends, (node or Node())._replace(is_live=False)
     return plan_replay(ReplayRequest(recording=3, **request), facts, TIMES.get, node or Node())
 
 
@@ -206,7 +216,7 @@ def test_one_block_a_turn_is_fair_to_200_sessions_with_unequal_batches():
         session = start(many)
         many.handle(session, e.SubscriberAttached(1 << 50), 0)
         sizes[session.id] = chosen.choice([1_000, 9_000, 30_000])
-    endless = LogSnapshot(start=10, written=1 << 40, flushed=1 << 40, high_watermark=1 << 40)
+    endless = LogOffsets(10, 1 << 40, 1 << 40, 1 << 40)
     budget = 200 * 15 * (1 << 16)  # what the link takes in this test
     while budget > 0:
         for session in many:
@@ -234,8 +244,4 @@ def test_whether_somebody_writes_is_asked_only_where_a_request_begins_at_the_end
     assert not needed(position=60, bound="written")
     assert needed(EMPTY)
     for position in (None, 10, 59):
-        stopped, live = (
-            plan(LogSnapshot(start=10, written=60, flushed=60, high_watermark=60, is_live=is_live), position=position)
-            for is_live in (False, True)
-        )
-        assert stopped == live
+        assert plan(STOPPED, position=position) == plan(STOPPED.ends, position=position)

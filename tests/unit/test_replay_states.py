@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
+from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import NEXT, ReplayState
-from pushrep.replay.plan import LogSnapshot, ReplayPlan, ReplaySettings, Span
+from pushrep.replay.plan import ReplayPlan, ReplaySettings, Span
 from pushrep.replay.session import ReplaySession
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
@@ -15,7 +16,7 @@ SETTINGS = ReplaySettings(connect_timeout_ms=5_000, liveness_timeout_ms=10_000, 
 
 
 def stable(end):
-    return LogSnapshot(start=0, written=end, flushed=end, high_watermark=end)
+    return LogOffsets(0, end, end, end)
 
 
 STABLE_100 = stable(100)
@@ -38,7 +39,7 @@ EVENTS = {
     e.OpenFailed: [e.OpenFailed(ErrorCode.CORRUPT_MESSAGE, "damaged")],
     e.SubscriberAttached: [e.SubscriberAttached(10_000)],
     e.Credited: [e.Credited(10)],
-    e.Turn: [e.Turn(STABLE_100), e.Turn(LogSnapshot(start=0, written=1, flushed=1, high_watermark=1))],
+    e.Turn: [e.Turn(STABLE_100), e.Turn(LogOffsets(0, 1, 1, 1))],
     e.BlockRead: [e.BlockRead((SPAN,)), e.BlockRead(())],
     e.ReadFailed: [e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, "damaged", 0)],
     e.BlockSent: [e.BlockSent()],
@@ -278,7 +279,7 @@ def test_a_cut_lowers_the_end_that_was_recorded_when_the_request_came():
 
 def test_an_end_that_is_shorter_than_the_position_is_a_cut_that_nobody_told():
     driver = Driver(position=50).started()
-    facts = LogSnapshot(start=0, written=40, flushed=40, high_watermark=40)
+    facts = LogOffsets(0, 40, 40, 40)
     assert only(driver(e.Turn(facts)), e.SendEnd).reason is ReplayEndReason.TRUNCATED
 
 
@@ -293,17 +294,15 @@ def test_a_resumed_session_is_refused_if_the_record_before_is_of_another_epoch()
 
 def test_a_counted_replay_waits_at_a_live_tip_and_ends_at_a_stop():
     driver = Driver(position=100, records=5).started()
-    stopped = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
     assert driver.session.wants_liveness
     assert driver(e.Turn(STABLE_100)) == []
-    assert only(driver(e.Turn(stopped)), e.SendEnd).reason is ReplayEndReason.LIMIT_REACHED
+    assert only(driver(e.Turn(STABLE_100, is_live=False)), e.SendEnd).reason is ReplayEndReason.LIMIT_REACHED
 
 
 def test_following_survives_a_stop_of_the_writer():
     driver = Driver(position=100).started()
-    stopped = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
-    assert driver(e.Turn(stopped)) == []
-    more = LogSnapshot(start=0, written=120, flushed=120, high_watermark=120)
+    assert driver(e.Turn(STABLE_100, is_live=False)) == []
+    more = LogOffsets(0, 120, 120, 120)
     assert only(driver(e.Turn(more)), e.ReadBlock).position == 100
 
 
@@ -321,7 +320,7 @@ def test_nothing_asked_for_ends_at_once_and_normally():
 )
 def test_a_bound_of_the_log_is_the_limit_of_every_read(bound, limit):
     driver = Driver(bound=bound).started()
-    facts = LogSnapshot(start=0, written=100, flushed=80, high_watermark=60)
+    facts = LogOffsets(0, 100, 80, 60)
     assert only(driver(e.Turn(facts)), e.ReadBlock).limit == limit
 
 
@@ -367,7 +366,7 @@ def test_a_counter_that_closed_freezes_and_its_session_ends_there():
 
 def test_a_counter_lets_nothing_out_above_the_stable_offset():
     driver = Driver(bound="applied").started()
-    facts = LogSnapshot(start=0, written=100, flushed=80, high_watermark=60)
+    facts = LogOffsets(0, 100, 80, 60)
     assert only(driver(e.Turn(facts, counter=1_000)), e.ReadBlock).limit == 60
 
 
