@@ -117,7 +117,7 @@ def _idle(where: str, cpu_s: Any) -> dict[str, Any]:
     lines = []
     for _ in range(FOLLOWERS):
         line = NodeConnection(address, NodeAccess())
-        _, started = line.ask(wire.StartReplayRequest(recording_id=1, **_at_the_tip()), wire.StartReplayResponse)
+        started = line.ask(wire.StartReplayRequest(recording_id=1, **_at_the_tip()), wire.StartReplayResponse)
         line.ask(wire.AttachRequest(session_id=started.session_id, credit_bytes=1 << 20), wire.AttachResponse)
         lines.append(line)
     time.sleep(1)

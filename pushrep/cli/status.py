@@ -42,10 +42,10 @@ from pushrep.log.errors import NotALog
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.status import closed_status
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.node_status import NodeLog, log_problems
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -181,7 +181,7 @@ def _is_id(name: str) -> bool:
 
 
 def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
-    """The node at an address, as in the module's docstring. Raises BadArgument, ReplicaUnreachable."""
+    """The node at an address, as in the module's docstring. Raises BadArgument, NodeUnreachable."""
     try:
         address = Address.parse(place)
     except BadArgument as error:
@@ -192,7 +192,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
         own_status = _described_by(client)
     if answer.error_code is not ErrorCode.NONE:
-        raise ReplicaUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
+        raise NodeUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
     logs = [
         NodeLog(
             outbox_id=str(one.outbox_id),
@@ -221,14 +221,14 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
 
 
 def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
-    """The node's own status; None if this identity may not see all of it. Raises ReplicaUnreachable."""
+    """The node's own status; None if this identity may not see all of it. Raises NodeUnreachable."""
     answer = client.ask(wire.DescribeNodeRequest(), wire.DescribeNodeResponse)
     if answer.error_code is not ErrorCode.NONE:
         return None
     try:
         status = json.loads(answer.status)
     except ValueError as error:
-        raise ReplicaUnreachable(str(client.address), f"its status is not JSON: {error}") from error
+        raise NodeUnreachable(str(client.address), f"its status is not JSON: {error}") from error
     if not isinstance(status, dict):
-        raise ReplicaUnreachable(str(client.address), "its status is not a JSON object")
+        raise NodeUnreachable(str(client.address), "its status is not a JSON object")
     return status

@@ -9,14 +9,48 @@ import selectors
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from pushrep.env.threads import SYSTEM_THREADS, Threads
+from pushrep.errors import BadArgument
 
 HostPort: TypeAlias = tuple[str, int]
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _BACKLOG = 128
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a lost peer is noticed after 40 s
+_PORT_MAX = 65_535
+
+
+class Address(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`host:port`, `[v6]:port`. Raises BadArgument."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal():
+            raise BadArgument("address", f"{text!r} is not host:port")
+        if int(port) > _PORT_MAX:
+            raise BadArgument("address", f"{text!r}: {port} is no port: give 0 to {_PORT_MAX}")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 class Socket(Protocol):
@@ -60,6 +94,19 @@ class Listener(Protocol):
 
     def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
+
+
+def tune(sock: Socket) -> None:
+    """Send small frames at once, and notice a lost peer while nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class Ready(NamedTuple):

@@ -165,7 +165,7 @@ class Outbox:
         The data of `last_metadata` is stored beside the logs; only records after its last write are read again. Raises
         `BadArgument` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
         `LogLocked`, `NotALog`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
-        `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (a replica that is ahead of this log stopped answering while its
+        `NotLeader`, `LogNotFit`, `NodeUnreachable` (a replica that is ahead of this log stopped answering while its
         records were fetched).
         """
         settings = OutboxSettings(

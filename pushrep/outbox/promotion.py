@@ -57,10 +57,10 @@ from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CommandRefused
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import LastContact
@@ -193,7 +193,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
             held_logs = election.own().logs
             election.begin(done.grant)
             return Promotion(done, held_logs)
-        except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
+        except (LogNotFit, LogPoisoned, NodeUnreachable, TooFewMembers, OSError) as error:
             if state_store.kept.number == number:
                 raise
             why = (
@@ -281,7 +281,7 @@ def _repair(
         try:
             with ReplicaClient(replica.address, push) as client:
                 repairs.repair(replica, client, lambda: False)
-        except ReplicaUnreachable as error:
+        except NodeUnreachable as error:
             _LOG.warning("%s can repair nothing here: %s", replica, error)
     left = scrub.status.findings
     return tuple(f"{one.log}/{one.segment} from offset {one.offset} on: {one.reason}" for one in left), is_read

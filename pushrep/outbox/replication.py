@@ -42,9 +42,10 @@ from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.records import RecordBatch
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election import Change, Election, too_few
 from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
-from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
+from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.leading import Leading
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.settings import Replica
@@ -126,7 +127,7 @@ class Replication:
     def open(self) -> None:
         """Try to become the leader, and fetch records that only other members have. Nobody appends yet.
 
-        Raises NotLeader, LogNotFit, CantLead, ReplicaUnreachable if the member that is ahead goes away, the logs'
+        Raises NotLeader, LogNotFit, CantLead, NodeUnreachable if the member that is ahead goes away, the logs'
         errors.
         """
         try:
@@ -754,7 +755,7 @@ class Replication:
                 for appender in self.own_appenders:
                     appender.reset_to_log_end()
                 self._lead(granted)
-        except (TooFewMembers, ReplicaUnreachable):
+        except (TooFewMembers, NodeUnreachable):
             return False
         except (LogPoisoned, OSError) as error:  # its appender opens a stopped log again; a shortage ends
             _LOG.info("%s: it can't lead yet: %s", self._state_store.directory, error)

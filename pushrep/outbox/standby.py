@@ -37,6 +37,7 @@ from pushrep.outbox.positions import PositionsFollower
 from pushrep.outbox.promotion import cant_promote, election_in
 from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.outbox.status import Facts, LeadingState, leading_state
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election_state import (
     NO_MEMBER,
     PROMISES_NAME,
@@ -44,7 +45,6 @@ from pushrep.replicate.election_state import (
     ElectionState,
     find_election_state,
 )
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.status import Leads, Problem, Status
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -58,7 +58,7 @@ _ROUND_S = (1.0, 2.0)
 it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
 answer, the one with the shorter time gives the directory back to its node, which answers the other within its time."""
 _PASSES = (
-    ReplicationError, ReplicaUnreachable, CommandRefused, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
+    ReplicationError, NodeUnreachable, CommandRefused, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
 """Errors that may pass: members that are away, an election that another won, a directory that is still in use."""
 

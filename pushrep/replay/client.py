@@ -18,11 +18,12 @@ from uuid import UUID
 
 from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env.network import Address
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.log.published import read_published
 from pushrep.replay.local import Counters, LocalReplays
-from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, accepted, parse_address
+from pushrep.replay.node_connection import NodeAccess, NodeUnreachable, accepted
 from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRefused, ReplayRequest, ReplaySettings
 from pushrep.replay.remote import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay, ReplayFailed
@@ -68,10 +69,10 @@ class ReplayClient(ClosedAtExit):
                 where, logs=logs, counters=counters, settings=settings, clock=clock, filesystem=filesystem
             )
             return
-        address = parse_address(self.where)
-        if address is None:
-            why = "is no directory of logs, and no address of a node (host:port, the port up to 65535)"
-            raise BadArgument("where", f"{where} {why}")
+        try:
+            address = Address.parse(self.where)
+        except BadArgument as error:
+            raise BadArgument("where", f"{where} is no directory of logs, and no node: {error.why}") from None
         if counters is not None or settings is not None or tuple(logs):
             raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
         self._replays = RemoteReplays(address, node if node is not None else NodeAccess(), clock)

@@ -4,27 +4,27 @@ NodeConnection.ask      a request and its answer: waits              (StartRepla
 NodeConnection.receive  received messages: never waits         (ReplayData, ReplayEnd)
 """
 
-import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_NETWORK, Network
-from pushrep.env.network import HostPort
+from pushrep.env.network import Address, tune
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRefused, ReplayRequest
 from pushrep.replay.slices import Buffers
 from pushrep.wire.connection import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import SPARE_BYTES, ProtocolError
+from pushrep.wire.frames import SPARE_BYTES, FrameLimits, ProtocolError
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.wire.values import Part, Response, Struct
 
 S = TypeVar("S", bound=Struct)
 R = TypeVar("R", bound=Response)
-_PORT_MAX = 65_535
+_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # for peers that we chose to ask: the largest header possible
 _MEMORY = Buffers(SPARE_BYTES)
 """Shared by all connections, because waiting ones need no buffers."""
 _READS_MAX = 64
@@ -58,64 +58,50 @@ class NodeAccess:
 
 
 class NodeUnreachable(PushrepError):
-    """The node at `address` can't be reached: `why`. A change that was requested may have been made."""
+    """No node answers at `address` as it should: start it, or look at `why`. A change that was requested may have been
+    made.
+    """
 
     def __init__(self, address: str, why: str) -> None:
-        super().__init__(f"the node at {address} can't be reached: {why}")
+        super().__init__(f"{address}: {why}")
         self.address, self.why = address, why
 
 
-def parse_address(text: str) -> HostPort | None:
-    """`host:port` or `[v6]:port`; None if it is neither."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdigit() or int(port) > _PORT_MAX:
-        return None
-    return host.removeprefix("[").removesuffix("]"), int(port)
+class NodeConnection(ClosedAtExit):
+    """One connection; a context manager. Not thread-safe. Everything raises NodeUnreachable, after which it can't be
+    used.
+    """
 
-
-def address_text(address: HostPort) -> str:
-    """The address as text."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class NodeConnection:
-    """One connection. Not thread-safe. Everything raises NodeUnreachable, after which it can't be used."""
-
-    def __init__(self, address: HostPort, settings: NodeAccess) -> None:
+    def __init__(self, address: Address, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
-        self.protocol = ClientConnection(memory=_MEMORY.acquire_kept)
+        self.protocol = ClientConnection(_LIMITS, memory=_MEMORY.acquire_kept)
+        self.correlation_id = -1
+        """Of the last request."""
         self._early: list[CallAnswer | PeerEvent] = []  # events received before an answer
         self.socket: Any = None
         try:
             self.socket = settings.network.connect(address, settings.connect_timeout_ms / 1000)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            tune(self.socket)
             if settings.tls is not None:
-                self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
+                self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address.host)
             self._exchange(ApiVersionsRequest())
             self.socket.settimeout(settings.request_timeout_ms / 1000)
-        except ssl.SSLCertVerificationError as error:
+        except BaseException as error:
             self.close()
-            raise NodeUnreachable(
-                address_text(address), f"its certificate is refused: {error.verify_message}"
-            ) from error
-        except (OSError, ProtocolError) as error:
-            self.close()
-            raise NodeUnreachable(address_text(address), str(error) or type(error).__name__) from error
-        except BaseException:
-            self.close()
-            raise
+            if not isinstance(error, OSError | ProtocolError | UnicodeError):  # UnicodeError: no valid host name
+                raise
+            why = _why(error, is_connected=self.socket is not None, has_tls=settings.tls is not None)
+            raise NodeUnreachable(str(address), why) from error
 
-    def ask(self, request: Struct, answer: type[S]) -> tuple[int, S]:
-        """Send `request`; returns its correlation id and answer. Events that come first are kept for `receive`."""
+    def ask(self, request: Struct, answer: type[S]) -> S:
+        """The answer to `request`, which is an `answer`. Events that come first are kept for `receive`."""
         try:
-            correlation_id, found = self._exchange(request)
+            found = self._exchange(request)
         except (OSError, ProtocolError) as error:
             raise self._gone(error) from error
         if not isinstance(found, answer):
-            raise NodeUnreachable(address_text(self.address), f"it answered with {type(found).__name__}")
-        return correlation_id, found
+            raise NodeUnreachable(str(self.address), f"it answered with {type(found).__name__}")
+        return found
 
     def send_event(self, correlation_id: int, event: Struct) -> None:
         """Send an event of ours."""
@@ -165,17 +151,17 @@ class NodeConnection:
             with suppress(OSError):
                 self.socket.close()
 
-    def _exchange(self, request: Struct) -> tuple[int, Struct]:
-        correlation_id, parts = self.protocol.ask(request)
+    def _exchange(self, request: Struct) -> Struct:
+        self.correlation_id, parts = self.protocol.ask(request)
         self._send(parts)
         answer = None
         while answer is None:
             for found in self._received():
-                if isinstance(found, CallAnswer) and found.correlation_id == correlation_id:
+                if isinstance(found, CallAnswer) and found.correlation_id == self.correlation_id:
                     answer = found.message
                 else:
                     self._early.append(found)
-        return correlation_id, answer
+        return answer
 
     def _received(self) -> list[CallAnswer | PeerEvent]:
         count = self.socket.recv_into(self.protocol.get_buffer())
@@ -190,7 +176,25 @@ class NodeConnection:
                 view = view[self.socket.send(view) :]
 
     def _gone(self, error: Exception) -> NodeUnreachable:
-        return NodeUnreachable(address_text(self.address), str(error) or type(error).__name__)
+        return NodeUnreachable(str(self.address), str(error) or type(error).__name__)
+
+
+def _why(error: Exception, *, is_connected: bool, has_tls: bool) -> str:
+    """Why there is no connection; a certificate error in plain words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, str) and "_ALERT_" in reason:
+        said = reason.partition("_ALERT_")[2].replace("_", " ").lower()
+        return f"it refuses our certificate: {said}" if "ca" in said.split() or "cert" in said else f"TLS: {said}"
+    is_hung_up = isinstance(error, ConnectionError | ssl.SSLEOFError) and not isinstance(error, ConnectionRefusedError)
+    if is_connected and is_hung_up and has_tls:
+        return "it hung up during or right behind the TLS handshake: it refuses our certificate, or wants no TLS"
+    if is_connected and is_hung_up:
+        return f"it hung up on the first bytes, perhaps it wants TLS: {error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {str(reason or error).replace('_', ' ').lower()}; perhaps it does not speak TLS"
+    return str(error) or type(error).__name__
 
 
 def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:
@@ -233,4 +237,4 @@ def accepted(response: R) -> R:
 
 def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:
     """Request a session. Raises ReplayRefused, NodeUnreachable."""
-    return accepted(connection.ask(asked, StartReplayResponse)[1])
+    return accepted(connection.ask(asked, StartReplayResponse))

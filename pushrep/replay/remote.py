@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from filtering.retry import Backoff
 from pushrep.env import Clock
-from pushrep.env.network import HostPort
+from pushrep.env.network import Address
 from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import RecordBatch
 from pushrep.records.header import split_batches
@@ -97,7 +97,7 @@ class RemoteSession:
 
     def __init__(
         self,
-        address: HostPort,
+        address: Address,
         recording_id: int,
         request: ReplayRequest | None,
         settings: NodeAccess,
@@ -153,11 +153,10 @@ class RemoteSession:
         """The same for a session that is known by its id alone."""
         self._taken_bytes = 0
         request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
-        correlation_id, answer = connection.ask(request, wire.AttachResponse)
-        accepted(answer)
+        accepted(connection.ask(request, wire.AttachResponse))
         connection.socket.settimeout(0)
         self._expected, self._is_inside = self._received, True
-        self._attached, self._correlation_id, self.session_id = connection, correlation_id, session_id
+        self._attached, self._correlation_id, self.session_id = connection, connection.correlation_id, session_id
         self._heard_ms = self._clock.monotonic_ms()
 
     # ---- going on
@@ -469,7 +468,7 @@ class Deletion:
 class RemoteReplays:
     """ReplayClient's implementation for a node. Thread-safe. Everything raises NodeUnreachable."""
 
-    def __init__(self, address: HostPort, settings: NodeAccess, clock: Clock) -> None:
+    def __init__(self, address: Address, settings: NodeAccess, clock: Clock) -> None:
         self._address, self._settings, self._clock = address, settings, clock
         self._lock = threading.Lock()
         self._asking: NodeConnection | None = None
@@ -557,12 +556,11 @@ class RemoteReplays:
         connection = NodeConnection(self._address, self._settings)
         try:
             asked = wire.DeleteRequest(recording_id=recording_id, force=force)
-            correlation_id, response = connection.ask(asked, wire.DeleteResponse)
-            accepted(response)
+            accepted(connection.ask(asked, wire.DeleteResponse))
         except BaseException:
             connection.close()
             raise
-        return Deletion(recording_id, connection, correlation_id)
+        return Deletion(recording_id, connection, connection.correlation_id)
 
     # ---- inside
 
@@ -616,7 +614,7 @@ class RemoteReplays:
                 try:
                     if self._asking is None:
                         self._asking = NodeConnection(self._address, self._settings)
-                    return self._asking.ask(request, answer)[1]
+                    return self._asking.ask(request, answer)
                 except NodeUnreachable:
                     self._hang_up()
                     if not may_be_old:

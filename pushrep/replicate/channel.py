@@ -36,7 +36,7 @@ from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
 from pushrep.log.disk import Durations
-from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry_connecting
+from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
@@ -95,7 +95,7 @@ class Channel:
         settings: PushSettings,
         worker: "PushWorker",
         clock: Clock,
-        opened: OpenConnection | None,
+        opened: ReplicaClient | None,
         beats: Beats | None = None,
         lost: "Counter[int] | None" = None,
         requests: Durations | None = None,
@@ -254,7 +254,7 @@ class Channel:
         self._stop.set()
         self.lose()
         if self._opened is not None:
-            self._opened.sock.close()
+            self._opened.socket.close()
         self.hung_up.set()
 
     def lose(self) -> None:
@@ -292,9 +292,9 @@ class Channel:
             self._lose(self._failed)
         if self._opened is not None:
             opened, self._opened, self._connecting = self._opened, None, None
-            opened.sock.setblocking(False)
+            opened.socket.setblocking(False)
             self.away = None
-            self._sock, self._protocol = opened
+            self._sock, self._protocol = opened.socket, opened.protocol
             self._beat_ms = now_ms if self._beats is not None else None
             self._events = READABLE
             self.worker.poller.register(self._sock, self._events, self)
@@ -322,10 +322,10 @@ class Channel:
 
         with suppress(PushrepError, OSError):  # stopped
             self._opened = retry_connecting(
-                lambda: connect(self.replica.address, self._settings), self._settings, self._stop, failed
+                lambda: ReplicaClient(self.replica.address, self._settings), self._settings, self._stop, failed
             )
             if self._stop.is_set():
-                self._opened.sock.close()
+                self._opened.socket.close()
             else:
                 self.worker.wake()
 

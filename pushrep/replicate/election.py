@@ -38,8 +38,8 @@ from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import RecordBatch
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election_state import ElectionStateStore
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import Ending, MemberAnswers, MemberClients, ends_of, tp_of
 from pushrep.replicate.replica import cut_unfenced
 from pushrep.replicate.settings import PushSettings
@@ -135,7 +135,7 @@ class Election:
         each round. may_cut: whether records that this log has and the member ahead has not may be cut; else NotAhead is
         raised. standby: a standby's election: a majority has to agree, and members that do not answer are asked again,
         because they may be standbys that are asking themselves. Raises NotLeader, LeaderMayBeAlive, CantLead,
-        TooFewMembers, NotAhead, LogNotFit, ReplicaUnreachable if the member that is ahead goes away while
+        TooFewMembers, NotAhead, LogNotFit, NodeUnreachable if the member that is ahead goes away while
         its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
@@ -336,7 +336,7 @@ class Election:
     def _address(self, index: int) -> Address:
         text = self._address_text(index)
         if not text:
-            raise ReplicaUnreachable(f"member {index}", "it is not known where it listens")
+            raise NodeUnreachable(f"member {index}", "it is not known where it listens")
         return Address.parse(text)
 
     def _address_text(self, index: int) -> str:

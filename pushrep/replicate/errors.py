@@ -14,14 +14,6 @@ class IllegalState(PushrepError):
         self.method = method
 
 
-class ReplicaUnreachable(PushrepError):
-    """No replica answers at `address`: start it, or look at `why`."""
-
-    def __init__(self, address: str, why: str) -> None:
-        super().__init__(f"{address}: {why}")
-        self.address, self.why = address, why
-
-
 class MayStillBeDelivered(PushrepError):
     """The records are in this log; whether enough replicas will hold them is unknown, `why` is the reason."""
 

@@ -29,10 +29,11 @@ from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.flush_scheduler import Tick
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.channel import Beats
 from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
 from pushrep.replicate.election_state import NO_MEMBER
-from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
+from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
 from pushrep.replicate.repairing import Repairs
@@ -398,7 +399,7 @@ class _Driver:
                 continue
             try:
                 retry_connecting(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
-            except (IllegalState, ReplicaUnreachable):  # stopped
+            except (IllegalState, NodeUnreachable):  # stopped
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
                 _LOG.exception("%s: sessions can't begin", self.replica)
@@ -414,7 +415,7 @@ class _Driver:
                 self._client = client
                 gave_up = lambda: bool(self._wanted) or self._stop.is_set()  # noqa: E731 - one question
                 self.damage = self._leading.repairs.repair(self.replica, client, gave_up)
-        except ReplicaUnreachable as error:
+        except NodeUnreachable as error:
             _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions log it, if it stays away
         except Exception:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
             _LOG.exception("%s: nothing is repaired", self.replica)
@@ -463,18 +464,18 @@ class _Driver:
         if answer.member != self.replica.index and answer.member in grant.indexes:
             # Two addresses of one node: its disk would count twice, and records on it alone would count as safe.
             twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
-            raise ReplicaUnreachable(str(self.replica.address), twice)
+            raise NodeUnreachable(str(self.replica.address), twice)
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes decide
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.why)
             return
         self._leading.notify_kept(self.replica.index)
         self._leading.notify_directory(self.replica.index, answer.directory_id, is_unfilled=answer.is_unfilled)
 
-    def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
+    def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> NodeUnreachable:
         """The name and the text of the refusal."""
         code = answer.error_code
         detail = f" ({answer.error_message})" if answer.error_message else ""
-        return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{detail}")
+        return NodeUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{detail}")
 
     def _on_description(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
         why = description.error_code.meaning

@@ -20,9 +20,9 @@ from pushrep.env import Clock
 from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.records.header import split_batches
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.access import UNPROVEN, identity_in
 from pushrep.replicate.connecting import ReplicaClient
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
@@ -88,7 +88,7 @@ class MemberAnswers:
             while answer is None:
                 try:
                     answer = question()
-                except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer is no valid log or grant
+                except (NodeUnreachable, ValueError) as error:  # ValueError: its answer is no valid log or grant
                     is_news = _is_news(f"{name}: {error}", self._clock.monotonic_ms())
                     _LOG.log(logging.WARNING if is_news else logging.DEBUG, _NOT_COUNTED, name, error)
                     if not self.may_ask_again():
@@ -129,7 +129,7 @@ class MemberClients:
         """The generation of the newest grant here."""
 
     def describe(self, index: int, address: Address) -> MemberAnswer:
-        """Ask what a member holds. Raises ReplicaUnreachable, ValueError."""
+        """Ask what a member holds. Raises NodeUnreachable, ValueError."""
         with ReplicaClient(address, self._settings) as client:
             return self._whole(index, client, self._describe(client, 0))
 
@@ -145,7 +145,7 @@ class MemberClients:
                 GrantResponse,
             )
             if first.error_code is not ErrorCode.NONE and not first.grants:
-                raise ReplicaUnreachable(str(address), first.why)
+                raise NodeUnreachable(str(address), first.why)
             return self._whole(index, client, first)
 
     def fetch(
@@ -153,7 +153,7 @@ class MemberClients:
     ) -> Iterator[list[RecordBatch]]:
         """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
 
-        Raises ReplicaUnreachable.
+        Raises NodeUnreachable.
         """
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
@@ -168,7 +168,7 @@ class MemberClients:
                     FetchRecordsResponse,
                 )
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
-                    raise ReplicaUnreachable(
+                    raise NodeUnreachable(
                         str(address), f"it gave no records of {log.path.name} at {offset}: {answer.why}"
                     )
                 data = memoryview(bytes(answer.records[0]))  # type: ignore[arg-type]
@@ -181,9 +181,7 @@ class MemberClients:
                 joins = found.joins and bool(batches) and batches[0].header.base_offset == offset
                 if found.why_not is not None or not joins:
                     why = found.why_not or "they do not join"
-                    raise ReplicaUnreachable(
-                        str(address), f"it sent broken batches of {log.path.name} at {offset}: {why}"
-                    )
+                    raise NodeUnreachable(str(address), f"it sent broken batches of {log.path.name} at {offset}: {why}")
                 yield batches
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
@@ -216,7 +214,7 @@ class MemberClients:
             DescribeLogResponse,
         )
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
-            raise ReplicaUnreachable(str(client.address), answer.why)
+            raise NodeUnreachable(str(client.address), answer.why)
         return answer
 
 

@@ -19,8 +19,8 @@ from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, SegmentLog
 from pushrep.log.errors import RepairRefused
 from pushrep.log.scrub import ScrubFinding
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.connecting import ReplicaClient
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.settings import Replica
 from pushrep.topic_id_partition import TopicIdPartition
@@ -58,7 +58,7 @@ class Repairs:
     def repair(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
         """Repair this replica's damage, then our own; returns why some of the replica's remains.
 
-        Raises ReplicaUnreachable.
+        Raises NodeUnreachable.
         """
         trouble = self._theirs(replica, client, gave_up)
         found = [(tp, log) for tp, log in self._logs.items() if log.scrub.status.findings]
@@ -130,7 +130,7 @@ class Repairs:
             where = f"{one.segment}, damaged from offset {one.offset} on, of [{one.base_offset}, {one.end_offset})"
             try:
                 self._fetch(client, tp, one, gave_up)
-            except ReplicaUnreachable:
+            except NodeUnreachable:
                 raise
             except (OSError, PushrepError) as error:
                 why = f"{where} ({one.reason}), is not repaired by {replica}: {error}"
@@ -143,7 +143,7 @@ class Repairs:
     def _fetch(
         self, client: ReplicaClient, tp: TopicIdPartition, one: ScrubFinding, gave_up: Callable[[], bool]
     ) -> None:
-        """Raises RepairRefused, ReplicaUnreachable, OSError."""
+        """Raises RepairRefused, NodeUnreachable, OSError."""
         described = client.ask(
             DescribeLogRequest(outbox_id=self._outbox_id, member=self._grant.leader, partitions=(tp,)),
             DescribeLogResponse,

@@ -1,14 +1,13 @@
-"""Helpers for sockets: addresses, sending parts of frames, noticing lost peers."""
+"""Sending parts of frames over sockets."""
 
 import os
 import socket
 import ssl
 from collections.abc import Sequence
-from ipaddress import ip_address
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from pushrep.env import Socket
-from pushrep.errors import BadArgument
+from pushrep.env.network import Address as Address  # noqa: PLC0414 - where programs import it from
 from pushrep.wire.values import FileSlice, Part
 
 AnySocket: TypeAlias = Socket | ssl.SSLSocket
@@ -17,51 +16,6 @@ Piece: TypeAlias = memoryview | FileSlice
 _READ_BYTES = 128 << 10
 _PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
 _MORE = getattr(socket, "MSG_MORE", 0)  # Linux has it
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a lost peer is noticed after 40 s
-_PORT_MAX = 65_535
-
-
-class Address(NamedTuple):
-    """A host and a port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Address":
-        """`host:port`, `[v6]:port`. Raises BadArgument."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal():
-            raise BadArgument("address", f"{text!r} is not host:port")
-        if int(port) > _PORT_MAX:
-            raise BadArgument("address", f"{text!r}: {port} is no port: give 0 to {_PORT_MAX}")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def tune(sock: AnySocket) -> None:
-    """Send small frames at once, and notice a lost peer while nothing is sent."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def pieces_of(parts: Sequence[Part]) -> list[Piece]:

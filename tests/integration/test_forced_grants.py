@@ -18,9 +18,9 @@ from pushrep.outbox import DeliveryFailed
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.promotion import promote
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import find_election_state
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberClients
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -37,7 +37,7 @@ def cut_off(patch, *calls):
     """These calls fail to all members; without arguments, all calls fail."""
 
     def ask(self, *_, **__):
-        raise ReplicaUnreachable("somebody", "the line is cut")
+        raise NodeUnreachable("somebody", "the line is cut")
 
     with patch.context() as cut:
         for call in calls or ("describe", "offer"):

@@ -23,11 +23,11 @@ from pushrep.errors import BadArgument
 from pushrep.outbox import NotEnoughReplicas
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.certificates import CertificateFiles, Reloading, expires_s, mutual_tls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import find_election_state
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_calls import REPLAY_CALLS
@@ -179,7 +179,7 @@ def test_a3_every_call_by_every_identity(world, tls, led):
     for name in NAMES:  # at last, since it is carried out
         may = ErrorCode.UNAUTHORISED not in codes(ask(member.address, shown(tls, name), told[-1]))
         assert may == (name in MAY[ApiKey.DELETE])
-    with pytest.raises(ReplicaUnreachable):
+    with pytest.raises(NodeUnreachable):
         ask(member.address, PushSettings(connect_timeout_ms=5000), told[0])
 
 
@@ -272,7 +272,7 @@ class Caller:
         """The answer's text; that it hung up."""
         try:
             return str(self.client(request).ask(request, CALLS[key_of(request)][FrameKind.RESPONSE]))
-        except ReplicaUnreachable as error:
+        except NodeUnreachable as error:
             self.close()
             return str(error).replace(str(self.address), "")
 

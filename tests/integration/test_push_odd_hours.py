@@ -16,10 +16,11 @@ from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.records import encode_batch
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate import node_calls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
-from pushrep.replicate.errors import MayStillBeDelivered, Refusal, ReplicaUnreachable
+from pushrep.replicate.errors import MayStillBeDelivered, Refusal
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.settings import Replica
@@ -264,7 +265,7 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
 
 
 def test_a_host_that_no_name_can_be_is_unreachable_like_any_other():
-    with pytest.raises(ReplicaUnreachable, match="label"):
+    with pytest.raises(NodeUnreachable, match="label"):
         ReplicaClient(Address("a" * 64, 7400))
 
 

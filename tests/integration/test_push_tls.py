@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.connecting import ReplicaClient
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from tests.integration.certificates import make_certificates
 
@@ -53,11 +53,11 @@ def test_another_name_may_not_create(world, certificates):
 )
 def test_wrong_missing_and_expired_certificates_are_refused(world, certificates, client, ca, server):
     replica = world.node(1, certificates=server_files(certificates, server))
-    with pytest.raises(ReplicaUnreachable, match=r"certificate|closed|reset|alert|EOF|Broken pipe"):
+    with pytest.raises(NodeUnreachable, match=r"certificate|closed|reset|alert|EOF|Broken pipe"):
         ReplicaClient(replica.address, client_side(certificates, client, ca))
 
 
 def test_plain_text_to_a_listener_with_tls_is_refused(world, certificates):
     replica = world.node(1, certificates=server_files(certificates))
-    with pytest.raises(ReplicaUnreachable):
+    with pytest.raises(NodeUnreachable):
         ReplicaClient(replica.address, QUICK)

@@ -30,7 +30,7 @@ from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.replication import Replication
 from pushrep.outbox.status import LeadingState
-from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.member_clients import MemberAnswers, MemberClients
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
@@ -656,7 +656,7 @@ def test_an_outbox_whose_first_grant_was_given_out_stays(members, monkeypatch):
 
     def lost(clients, grant, index, address, **more):
         offer(clients, grant, index, address, **more)
-        raise ReplicaUnreachable(str(address), "its answer is lost")
+        raise NodeUnreachable(str(address), "its answer is lost")
 
     offer = MemberClients.offer
     with monkeypatch.context() as patch:

@@ -31,8 +31,8 @@ from pushrep.replay import (
     ReplayRequest,
     ReplaySettings,
 )
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.access import Access, Kept
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import MemberClients, tp_of
 from pushrep.replicate.node_calls import NodeCalls
@@ -98,7 +98,7 @@ def is_named_damage(error):
     """Whether the error reports damage of the log."""
     if isinstance(error, ReplayFailed | ReplayRefused):
         return error.code is ErrorCode.CORRUPT_MESSAGE
-    if isinstance(error, ReplicaUnreachable):
+    if isinstance(error, NodeUnreachable):
         return error.why.startswith(("it gave no records", "it sent broken batches"))
     return isinstance(error, CorruptBatch | CorruptRecordBatch | CorruptLog | LogDamaged)
 

@@ -23,8 +23,8 @@ from pushrep.outbox import OutboxDiffers, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.standby import round_s
+from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election_state import ElectionState, write_election_state
-from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import Ending, MemberAnswers
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.metrics import StatusCollector
@@ -134,7 +134,7 @@ def test_a_node_shows_who_waits_for_an_outbox_that_is_not_made(tmp_path):
 @pytest.mark.parametrize("asks_again", [False, True])
 def test_who_lets_go_in_time_is_asked_again_while_too_few_answered(asks_again):
     """Two that look at once refuse each other: neither's node has its directory."""
-    told = [MemberAnswer(index=1, grant=None, highest_epoch=-1), ReplicaUnreachable("b:1", "it is handed over for now")]
+    told = [MemberAnswer(index=1, grant=None, highest_epoch=-1), NodeUnreachable("b:1", "it is handed over for now")]
 
     def question():
         if isinstance(one := told.pop(), Exception):

@@ -29,7 +29,7 @@ class Draining:
         for _ in range(count):
             connection = NodeConnection(node.address, QUICK)
             asked = wire.StartReplayRequest(recording_id=1, bound="gate", length_kind=wire.LengthKind.FOLLOW)
-            _, started = connection.ask(asked, wire.StartReplayResponse)
+            started = connection.ask(asked, wire.StartReplayResponse)
             assert started.error_code is ErrorCode.NONE
             connection.ask(wire.AttachRequest(session_id=started.session_id, credit_bytes=credit), wire.AttachResponse)
             self.connections.append(connection)

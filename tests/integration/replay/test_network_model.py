@@ -223,7 +223,7 @@ class Model:
         """A reader that attaches to its session, gives all its credit, and never reads."""
         connection = NodeConnection(self.node.address, QUICK)
         recording = next(one.recording_id for one in self.client.recordings())
-        _, started = connection.ask(wire.StartReplayRequest(recording_id=recording), wire.StartReplayResponse)
+        started = connection.ask(wire.StartReplayRequest(recording_id=recording), wire.StartReplayResponse)
         if started.error_code is ErrorCode.NONE:
             connection.ask(wire.AttachRequest(session_id=started.session_id, credit_bytes=1 << 40), wire.AttachResponse)
         else:

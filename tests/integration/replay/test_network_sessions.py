@@ -207,10 +207,11 @@ class Raw:
     def __init__(self, node, credit, **request):
         self.connection = NodeConnection(node.address, QUICK)
         asked = wire.StartReplayRequest(recording_id=1, **request)
-        _, self.started = self.connection.ask(asked, wire.StartReplayResponse)
+        self.started = self.connection.ask(asked, wire.StartReplayResponse)
         assert self.started.error_code is ErrorCode.NONE
         attach = wire.AttachRequest(session_id=self.started.session_id, credit_bytes=credit)
-        self.call, _ = self.connection.ask(attach, wire.AttachResponse)
+        self.connection.ask(attach, wire.AttachResponse)
+        self.call = self.connection.correlation_id
 
     def hear(self):
         return self.connection.event_of(self.call, WAIT_S)
