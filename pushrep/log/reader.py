@@ -23,19 +23,20 @@ isolation "stable"    min(high watermark, flushed offset): what can never be cut
              | batch | batch | batch |                  one slice: whole batches, none of whose records was read
 
 Each batch has to begin with the offset after the one before; the receiver checks the CRC. Where one does not, there is
-no slice, and `SegmentLog.read` raises the error.
+no slice, and reading raises the error. For a push, for a topic, and for a replay at a node.
 """
 
 import logging
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem
@@ -71,23 +72,10 @@ from pushrep.records.leader_epochs import LeaderEpochs
 _LOG = logging.getLogger("pushrep.log")
 
 
-class Sliceable(Protocol):
-    """What LogSlices needs of a log; every answer may change between two calls."""
-
-    def bases(self, *, fresh: bool) -> Sequence[int]:
-        """Base offsets of the segments, ascending."""
-        ...
-
-    @property
-    def leader_epochs(self) -> LeaderEpochs:
-        """Which leader epoch begins where: checks the batches' own, which no CRC covers."""
-        ...
-
-
 class SlicedFile:
     """A segment's file, closed with its last reference, because nothing reports when sendfile has sent its bytes."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("__weakref__", "_file")
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -110,13 +98,31 @@ class SlicedFile:
 
 
 class LogSlice(NamedTuple):
-    """The batches of [base_offset, end_offset): `size_bytes` from byte `position` of `file` on."""
+    """Batches that lie one behind the other in `file`, the segment of that base offset; one at least."""
 
-    base_offset: int
-    end_offset: int
     file: SlicedFile
-    position: int
-    size_bytes: int
+    segment: int
+    batches: list[ScannedHeader]
+
+    @property
+    def base_offset(self) -> int:
+        """Of the first one."""
+        return self.batches[0][1]
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last one."""
+        return self.batches[-1][2]
+
+    @property
+    def position(self) -> int:
+        """The byte where the first one begins."""
+        return self.batches[0][0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them."""
+        return self.batches[-1][0] + self.batches[-1][3] - self.position
 
 
 class _SlicePlace(NamedTuple):
@@ -129,10 +135,27 @@ class _SlicePlace(NamedTuple):
 
 
 class LogSlices:
-    """Slices of one log, best in order. Not thread-safe. Made by `SegmentLog.slices`."""
+    """Slices of one log, best in order. Not thread-safe. Made by `SegmentLog.slices`; for a log of another process
+    without what that says of it.
 
-    def __init__(self, filesystem: Filesystem, directory: Path, log: Sliceable) -> None:
-        self._filesystem, self._directory, self._log = filesystem, directory, log
+    bases(fresh): the base offsets of the segments, ascending; None: the directory's. epochs(): which leader epoch
+    begins where: checks the batches' own, which no CRC covers. files: the open ones, shared with other LogSlices; a
+    file is among them as long as there is a slice of it.
+    """
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        *,
+        bases: Callable[[bool], Sequence[int]] | None = None,
+        epochs: Callable[[], LeaderEpochs] = LeaderEpochs,
+        files: MutableMapping[Path, SlicedFile] | None = None,
+    ) -> None:
+        self._filesystem, self._directory = filesystem, directory
+        self._bases, self._epochs = bases or self._listed, epochs
+        self._files = WeakValueDictionary[Path, SlicedFile]() if files is None else files
+        self._known: Sequence[int] = ()
         self._next: _SlicePlace | None = None  # where the last slice ended
 
     def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
@@ -140,24 +163,37 @@ class LogSlices:
 
         None if a header is out of place. limit: the end of a batch, below which everything was written. Raises OSError.
         """
-        bases = self._log.bases(fresh=False)
+        for fresh in (False, True):
+            with suppress(FileNotFoundError):  # removed by retention
+                if (found := self._read(self._bases(fresh), offset, limit, max_bytes)) is not None:
+                    *_, last = found.batches
+                    self._next = _SlicePlace(last[2], found.segment, last[0] + last[3], last[4])
+                    return found
+        return None
+
+    def forget(self) -> None:
+        """Forget the files, because the log was cut, or another process writes it now."""
+        self._next, self._known = None, ()
+        for path in [path for path in self._files if path.parent == self._directory]:
+            self._files.pop(path, None)
+
+    def _read(self, bases: Sequence[int], offset: int, limit: int, max_bytes: int) -> LogSlice | None:
         at = bisect_right(bases, offset) - 1
         if at < 0:
             return None
         segment = bases[at]
-        try:
-            opened = self._filesystem.open(segment_path(self._directory, segment), writable=False)
-        except FileNotFoundError:  # removed by retention
-            return None
-        file = SlicedFile(opened)
+        path = segment_path(self._directory, segment)
+        if (file := self._files.get(path)) is None:
+            file = self._files[path] = SlicedFile(self._filesystem.open(path, writable=False))
         end_offset = bases[at + 1] if at + 1 < len(bases) else None
         batches = scan_headers(file, self._begun(file, segment, end_offset, offset))
-        found = _slice(batches, self._log.leader_epochs, file, offset, limit, max_bytes)
-        if found is None:
-            return None
-        piece, epoch = found
-        self._next = _SlicePlace(piece.end_offset, segment, piece.position + piece.size_bytes, epoch)
-        return piece
+        found = _slice(batches, self._epochs(), offset, limit, max_bytes)
+        return LogSlice(file, segment, found) if found else None
+
+    def _listed(self, fresh: bool) -> Sequence[int]:  # noqa: FBT001 - a function of one argument
+        if fresh or not self._known:
+            self._known = list_segments(self._filesystem, self._directory)
+        return self._known
 
     def _begun(self, file: SlicedFile, segment: int, end_offset: int | None, offset: int) -> ScanRange:
         """Where to begin a scan of the segment that finds `offset`."""
@@ -176,28 +212,33 @@ class LogSlices:
         return what if is_next else begin_near(self._filesystem, self._directory, file, what, offset)
 
 
-def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
-    batches: Iterator[ScannedHeader], epochs: LeaderEpochs, file: SlicedFile, offset: int, limit: int, max_bytes: int
-) -> tuple[LogSlice, int] | None:
-    """The slice, up to the first batch with another leader epoch than in the log's list; and its last epoch."""
+def _slice(
+    batches: Iterator[ScannedHeader], epochs: LeaderEpochs, offset: int, limit: int, max_bytes: int
+) -> list[ScannedHeader]:
+    """The batches, up to the first one with another leader epoch than in the log's list."""
     holds = next((batch for batch in batches if batch[2] > offset), None)
     if holds is None or holds[1] > offset or holds[1] >= limit:
-        return None
-    newest, newest_from = epochs.entries[-1] if epochs.entries else (-1, 0)
+        return []
+    newest, newest_from = epochs.entries[-1] if epochs.entries else (None, 0)
     begin, first, end_offset, size, epoch, *_ = holds
-    if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:
-        return None
+    is_old = newest is not None and (epoch != newest or first < newest_from)
+    if is_old and epochs.contradiction(first, epoch) is not None:
+        return []
+    found = [holds]
     end, until = begin + size, begin + max_bytes
     if end < until and end_offset < limit:
-        for _, base, following, size, its_epoch, _, _ in batches:
+        for batch in batches:
+            _, base, following, size, epoch, _, _ = batch
             if base != end_offset or end + size > until:
                 break
-            if (its_epoch != newest or base < newest_from) and epochs.contradiction(base, its_epoch) is not None:
+            is_old = newest is not None and (epoch != newest or base < newest_from)
+            if is_old and epochs.contradiction(base, epoch) is not None:
                 break
-            end, end_offset, epoch = end + size, following, its_epoch
+            found.append(batch)
+            end, end_offset = end + size, following
             if end_offset >= limit:
                 break
-    return LogSlice(first, end_offset, file, begin, end - begin), epoch
+    return found
 
 
 _PAGE_BYTES = 4096

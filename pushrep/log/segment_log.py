@@ -717,7 +717,13 @@ class SegmentLog(ClosedAtExit):
 
     def slices(self) -> LogSlices:
         """The batches as slices of files, for sendfile. Don't use it while the log is cut, or after `close`."""
-        return LogSlices(self._context.filesystem, self.path, self._checked_writer())
+        writer = self._checked_writer()
+        return LogSlices(
+            self._context.filesystem,
+            self.path,
+            bases=lambda fresh: writer.bases(fresh=fresh),
+            epochs=lambda: writer.leader_epochs,
+        )
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
         """Every batch with an offset in [start, end), up to the present log end. Raises as `read`."""

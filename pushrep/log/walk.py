@@ -391,16 +391,15 @@ def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: 
     return count
 
 
-def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
+def scan_headers(file: ReadableFile, what: ScanRange) -> Iterator[ScannedHeader]:
     """Every batch that is in its place by its header, up to the first that is not, or is not all in the file.
 
-    `why_not` then gives the reason. The CRC is checked when the bytes are read; until then a last offset may be wrong,
-    too, so no batch may reach into the next segment. The recovery point is not used. first_bytes: size of the first
-    read; more than a header if small batches are expected. Raises OSError.
+    `scan` then gives the reason. The CRC is checked when the bytes are read; until then a last offset may be wrong,
+    too, so no batch may reach into the next segment. The recovery point is not used. Raises OSError.
     """
     read_at, unpack = file.read_at, unpack_walked
     begin = position = what.position
-    last, size, file_bytes = begin - 1, _SMALL_BYTES, -1
+    last, size, file_bytes = begin - 1, _SMALL_BYTES, -1  # the first read is for a header alone
     first, epoch_before = what.first_offset, what.leader_epoch
     expected = -1 if first is None else first
     highest = min(what.base_offset + POSITION_MAX + 1, OFFSET_MAX)
@@ -410,8 +409,7 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
     while True:
         if position > last:
             begin = position
-            window = read_at(first_bytes or (_HEADERS_BYTES if size < _SMALL_BYTES else HEADER_BYTES), begin)
-            first_bytes = 0
+            window = read_at(_HEADERS_BYTES if size < _SMALL_BYTES else HEADER_BYTES, begin)
             last = begin + len(window) - HEADER_BYTES
             if last < begin:
                 return
@@ -438,17 +436,6 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
                 return
         yield position, base, following, size, epoch, 0 if attributes & control_bit else count, newest_ms
         position, expected, epoch_before = end, following, epoch
-
-
-def why_not(file: File, what: ScanRange) -> str:
-    """Why no scan goes on where `what` begins, as text. Raises OSError."""
-    step = next(scan(file, what, window_bytes=HEADER_BYTES))
-    if isinstance(step, WholeBatch):
-        end = what.end_offset
-        if end is not None and step.batch.header.next_offset > end:
-            return f"offsets up to {step.batch.header.last_offset} reach into the next segment at {end}"
-        return "it was written meanwhile"
-    return "the file ends" if isinstance(step, CleanEnd) else step.reason
 
 
 def from_index_entry(file: ReadableFile, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:

@@ -1,11 +1,4 @@
-"""The batches of a log's segments as a replay reads them: as slices of files for a socket, or in windows of memory.
-
-`SliceReader`: finds the next bytes for a session by the headers alone.
-
-    position ─ segment, sparse index ─▶ header ─ length ─▶ header ─ length ─▶ ...     until the limit, or enough bytes
-
-It checks only that each header follows the one before, in its segment; the reader of the bytes checks their CRC.
-After a cut of the log call `forget`, and read again if `read` did not find an expected batch.
+"""The batches of a log's segments as a local replay reads them: in windows of memory.
 
 `BatchWindows`: scans a log's batches (pushrep/log/walk.py) in large windows, into reused memory.
 
@@ -25,8 +18,6 @@ view is dropped; nobody has to give it back.
 """
 
 import threading
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from os import preadv
@@ -35,242 +26,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pushrep.env import File, Filesystem
-from pushrep.errors import PushrepError
-from pushrep.log.directory_files import list_segments, segment_path
+from pushrep.env import Filesystem
+from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.segment import begin_near
-from pushrep.log.walk import ScanRange, count_in_place, scan_headers, why_not
+from pushrep.log.reader import LogSlices, SlicedFile
+from pushrep.log.walk import ScanRange, count_in_place
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.header import (
-    LENGTH_ENDS_AT,
-    OFFSET_MAX,
-    length_of_first,
-    split_batches,
-)
-from pushrep.replay.plan import Span
-from pushrep.wire.values import FileSlice
-
-_FIRST_BYTES = 4096  # the header of a large batch, or some small batches: one read for a follower at the tip
-_FILES_MAX = 64
-
-
-class BatchNotFound(PushrepError):
-    """Where offset `position` should be there is no batch's header: the log was cut meanwhile, or is damaged."""
-
-    def __init__(self, position: int, segment: int, why: str) -> None:
-        super().__init__(f"segment {segment} holds no batch for offset {position}: {why}")
-        self.position, self.segment, self.why = position, segment, why
-
-
-class OpenSegment:
-    """A segment's file, open while it is being sent from."""
-
-    def __init__(self, file: File) -> None:
-        self.file, self._users, self._is_dropped = file, 0, False
-
-    def use(self) -> "OpenSegment":
-        """Count one user more."""
-        self._users += 1
-        return self
-
-    def release(self) -> None:
-        """One user less."""
-        self._users -= 1
-        self._close_if_last()
-
-    def drop(self) -> None:
-        """Give it to no new user; the last one closes it."""
-        self._is_dropped = True
-        self._close_if_last()
-
-    def _close_if_last(self) -> None:
-        if self._is_dropped and self._users == 0:
-            self.file.close()
-
-
-class OpenSegments:
-    """The files that sessions send from; recently used ones stay open. Not thread-safe."""
-
-    def __init__(self, filesystem: Filesystem) -> None:
-        self._filesystem = filesystem
-        self._open: OrderedDict[tuple[Path, int], OpenSegment] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def get(self, directory: Path, base: int) -> OpenSegment:
-        """The open segment. Raises OSError."""
-        key = (directory, base)
-        found = self._open.get(key)
-        if found is None:
-            found = self._open[key] = OpenSegment(self._filesystem.open(segment_path(directory, base), writable=False))
-            if len(self._open) > _FILES_MAX:
-                self._open.popitem(last=False)[1].drop()
-        self._open.move_to_end(key)
-        return found
-
-    def forget(self, directory: Path) -> None:
-        """Forget the open files, because the log was cut, and a file of the same name may be another one."""
-        for key in [key for key in self._open if key[0] == directory]:
-            self._open.pop(key).drop()
-
-    def close(self) -> None:
-        """Drop all files."""
-        while self._open:
-            self._open.popitem()[1].drop()
-
-
-class FoundBatch(NamedTuple):
-    """A batch and its place in a file."""
-
-    span: Span
-    segment: int
-    position: int
-    leader_epoch: int
-
-    @property
-    def end(self) -> int:
-        """The position after it."""
-        return self.position + self.span.size_bytes
-
-
-class _SliceRequest(NamedTuple):
-    """What `SliceReader.read` is asked for."""
-
-    position: int
-    limit: int
-    max_bytes: int
-    written: int
-
-
-class SliceReader:
-    """The batches of one log, in order, by their headers. Not thread-safe."""
-
-    def __init__(self, directory: Path, filesystem: Filesystem, files: OpenSegments) -> None:
-        self._directory, self._filesystem, self._files = directory, filesystem, files
-        self._next: tuple[int, int, int, int] | None = None  # where the last read ended: offset, segment, byte, epoch
-        self._bases: list[int] = []
-
-    def forget(self) -> None:
-        """Forget the files, because the log was cut, or another process writes it now."""
-        self._next, self._bases = None, []
-        self._files.forget(self._directory)
-
-    def read(self, position: int, limit: int, max_bytes: int, *, written: int = OFFSET_MAX) -> list[FoundBatch]:
-        """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
-
-        written: the log end when `limit` was taken: no batch may end above it. Raises BatchNotFound, OSError.
-        """
-        if position >= limit:
-            return []
-        if self._next is not None and self._next[0] == position:
-            _, segment, at, epoch = self._next
-            what = self._range(segment, at, position, epoch)
-        else:
-            what = self.place(position)
-        wanted, found = _SliceRequest(position, limit, max_bytes, written), list[FoundBatch]()
-        while True:
-            segment = what.base_offset
-            file = self._files.get(self._directory, segment).file
-            what, is_all = self._collect(wanted, found, file, what)
-            expected = found[-1].span.next_offset if found else position
-            following = None if is_all else self._behind(segment)
-            if following != expected:
-                if not is_all and not found:
-                    raise BatchNotFound(expected, segment, why_not(file, what))
-                self._next = (expected, segment, what.position, what.leader_epoch)
-                return found
-            what = self._range(following, leader_epoch=what.leader_epoch)
-
-    def _collect(
-        self, wanted: _SliceRequest, found: list[FoundBatch], file: File, what: ScanRange
-    ) -> tuple[ScanRange, bool]:
-        """Add batches from the beginning of `what` on; returns where to go on, and whether that is all."""
-        position, limit, max_bytes, written = wanted
-        segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch
-        size, expected = sum([one.span.size_bytes for one in found]), found[-1].span.next_offset if found else position
-        is_all = False
-        for byte, base, next_offset, size_bytes, epoch, records, _ in scan_headers(file, what, _FIRST_BYTES):
-            if next_offset > written and self._is_misplaced(segment, next_offset):
-                if not found:
-                    raise BatchNotFound(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
-                is_all = True  # bytes before it are sent first
-            if is_all or base >= limit:
-                is_all = True
-                break
-            at, due, last_epoch = byte + size_bytes, next_offset, epoch
-            if next_offset <= position:
-                continue
-            found.append(FoundBatch(Span(base, next_offset, size_bytes, records), segment, byte, epoch))
-            size, expected = size + size_bytes, next_offset
-            if size >= max_bytes or expected >= limit:
-                is_all = True
-                break
-        return self._range(segment, at, due, last_epoch), is_all  # `replace` takes thrice as long
-
-    def slices(self, found: list[FoundBatch], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
-        """The bytes of the batches, neighbours in one slice. Adds the used files to `held`, for the caller to release.
-
-        Raises OSError.
-        """
-        pieces: list[FileSlice] = []
-        segment, begin, end = -1, 0, 0
-        for one in found:
-            if one.segment != segment or one.position != end:
-                if end > begin:
-                    pieces.append(FileSlice(held[-1].file, begin, end - begin))
-                if one.segment != segment:
-                    held.append(self._files.get(self._directory, one.segment).use())
-                    segment = one.segment
-                begin = one.position
-            end = one.end
-        if end > begin:
-            pieces.append(FileSlice(held[-1].file, begin, end - begin))
-        return tuple(pieces)
-
-    def rewind(self, found: list[FoundBatch], taken: int) -> None:
-        """Only the first `taken` batches were sent: the next read begins after them."""
-        if taken < len(found):
-            one, before = found[taken], found[taken - 1]
-            self._next = (before.span.next_offset, one.segment, one.position, before.leader_epoch) if taken else None
-
-    def place(self, offset: int) -> ScanRange:
-        """The range from a batch at or before `offset` on. Raises as `read`."""
-        if not self._bases or self._bases[-1] <= offset:
-            self._bases = list_segments(self._filesystem, self._directory)
-        at = bisect_right(self._bases, offset) - 1
-        if at < 0:
-            raise BatchNotFound(offset, self._bases[0] if self._bases else 0, "no segment begins so early")
-        base = self._bases[at]
-        file = self._files.get(self._directory, base).file
-        return begin_near(self._filesystem, self._directory, file, self._range(base), offset)
-
-    def _range(
-        self, segment: int, position: int = 0, next_offset: int | None = None, leader_epoch: int = -1
-    ) -> ScanRange:
-        at = bisect_right(self._bases, segment)
-        end_offset = self._bases[at] if at < len(self._bases) else None
-        return ScanRange(
-            base_offset=segment,
-            position=position,
-            next_offset=next_offset,
-            end_offset=end_offset,
-            leader_epoch=leader_epoch,
-        )
-
-    def _behind(self, segment: int) -> int | None:
-        """The base offset of the next segment."""
-        if not self._bases or self._bases[-1] <= segment:
-            self._bases = list_segments(self._filesystem, self._directory)
-        at = bisect_right(self._bases, segment)
-        return self._bases[at] if at < len(self._bases) else None
-
-    def _is_misplaced(self, segment: int, next_offset: int) -> bool:
-        """Whether a batch that ends above what was written reaches beyond its segment, or is in the newest one."""
-        following = self._behind(segment)
-        return following is None or next_offset > following
-
+from pushrep.records.header import LENGTH_ENDS_AT, length_of_first, split_batches
 
 _KEPT_MAX = 6
 """As many as a block of a local replay takes, and one more."""
@@ -348,13 +110,11 @@ class BatchWindows:
 
     def windows(self, start: int, end: int) -> Iterator[Window]:
         """The batches with an offset in [start, end), by windows, as far as they are in order. Raises nothing."""
-        files = OpenSegments(self._filesystem)
-        places = SliceReader(self._directory, self._filesystem, files)
-        with closing(files), suppress(BatchNotFound, CorruptBatch, OSError):
-            what = places.place(start)
-            segment, position, epoch = what.base_offset, what.position, what.leader_epoch
-            expected = segment if what.next_offset is None else what.next_offset
-            file = files.get(self._directory, segment).file
+        with suppress(CorruptBatch, OSError):
+            found = LogSlices(self._filesystem, self._directory).read(start, end, 1)
+            if found is None:
+                return
+            file, segment, ((position, expected, _, _, epoch, *_), *_) = found
             while expected < end:
                 batches, read_bytes = self._read(file, position)
                 if not batches:
@@ -362,7 +122,7 @@ class BatchWindows:
                     if segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
-                    file = files.get(self._directory, segment).file
+                    file = SlicedFile(self._filesystem.open(following, writable=False))
                     continue
                 in_place = count_in_place([batch.header for batch in batches], expected, epoch)
                 given = batches[:in_place]
@@ -375,7 +135,7 @@ class BatchWindows:
                 last = batches[-1].header
                 expected, epoch, position = last.next_offset, last.leader_epoch, position + read_bytes
 
-    def _read(self, file: File, position: int) -> tuple[list[RecordBatch], int]:
+    def _read(self, file: SlicedFile, position: int) -> tuple[list[RecordBatch], int]:
         """Whole batches from `position` on that passed their checks, and their bytes. Raises OSError."""
         view = self._buffers.acquire()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
@@ -452,11 +212,9 @@ class Tail:
 
     def _find(self, last: BatchHeader) -> _Place | None:
         """The position of that batch, by the index."""
-        files = OpenSegments(self._filesystem)
-        with closing(files), suppress(BatchNotFound, CorruptBatch, CorruptRecordBatch, OSError):
-            reader = SliceReader(self._directory, self._filesystem, files)
-            for found in reader.read(last.base_offset, last.next_offset, 1):
-                return _Place(last, found.segment, found.position)
+        with suppress(CorruptBatch, CorruptRecordBatch, OSError):
+            found = LogSlices(self._filesystem, self._directory).read(last.base_offset, last.next_offset, 1)
+            return None if found is None else _Place(last, found.segment, found.position)
         return None
 
     def _plain(  # noqa: PLR0913, PLR0917 - where the bytes stand, and what they follow

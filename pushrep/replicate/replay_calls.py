@@ -185,7 +185,7 @@ class ReplayCalls:
                 looked.source.close()
             return
         assert looked.source is not None, "without a log it was refused"
-        served = ServedSession(session, looked.source, server.files, server, connection.sender)
+        served = ServedSession(session, looked.source, server, connection.sender)
         server.keep(served)
         server.on_disk(lambda: self._open(connection, call, served, looked))
 

@@ -29,17 +29,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
 from pushrep.log import Lease, LeaseBroken
 from pushrep.log.published import LogOffsets
+from pushrep.log.reader import LogSlice, LogSlices, SlicedFile
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
-from pushrep.replay.plan import ReplaySettings
+from pushrep.replay.plan import ReplaySettings, Span
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions
-from pushrep.replay.slices import BatchNotFound, FoundBatch, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
 from pushrep.replicate.sockets import AnySocket, Piece, pieces_of, send_some
@@ -50,7 +52,7 @@ from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import ProtocolError
 from pushrep.wire.replay_messages import ReplayEndReason
-from pushrep.wire.values import Part, Struct
+from pushrep.wire.values import FileSlice, Part, Struct
 
 _LOG = logging.getLogger("pushrep.node")
 
@@ -148,9 +150,7 @@ class ReplayConnection:
 class ServedSession:
     """One session. For the server's thread, but for `open`, which the worker does."""
 
-    def __init__(
-        self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: "ReplayServer", identity: str
-    ) -> None:
+    def __init__(self, session: ReplaySession, source: NodeSource, server: "ReplayServer", identity: str) -> None:
         """identity: that started it; only this one may attach."""
         self.session, self.source, self.identity = session, source, identity
         entry = source.recording.entry
@@ -158,12 +158,11 @@ class ServedSession:
         self.connection: ReplayConnection | None = None
         self.not_before_ms = 0
         """A turn before that would do nothing."""
-        self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
+        self._server, self._slices = server, LogSlices(source.filesystem, source.path, files=server.files)
         self._slices.forget()  # without readers the log may have been cut, or deleted and made anew
         self._call: Call | None = None
         self._lease: Lease | None = None
-        self._found: list[FoundBatch] = []
-        self._held: list[OpenSegment] = []
+        self._found: LogSlice | None = None  # kept until the next one, so that its file stays open
         self._looks = 0
         self._is_cut = False
         self._marker = source.marker()
@@ -249,7 +248,7 @@ class ServedSession:
             case e.SendEnd():
                 self._send(self._end_to_wire(effect), lambda: self.handle(e.EndSent()))
             case e.Forget():
-                self._release()
+                self.source.close()
                 self._server.forget(self)
             case _:
                 pass  # Started and Refuse: answered where the session was asked for
@@ -257,53 +256,45 @@ class ServedSession:
     def _read(self, wanted: e.ReadBlock) -> None:
         assert self._facts is not None, "a turn has looked"
         try:
-            found = self._slices.read(
-                wanted.position,
-                wanted.limit,
-                wanted.max_bytes,
-                written=self._facts.end,
-            )
-        except BatchNotFound as error:
-            self._look_again(error)
-            return
+            found = self._slices.read(wanted.position, wanted.limit, wanted.max_bytes)
+            # A batch that reaches above what was written then is a damaged header, or the log was cut meanwhile.
+            if found is None or found.end_offset > self._facts.end:
+                self._look_again(wanted)
+                return
         except READ_ERRORS as error:
             self.handle(self._failure(error))
             return
         self._found, self._looks = found, 0
-        self.handle(e.BlockRead(tuple([one.span for one in found])))
+        spans = [Span(base, end, size_bytes, records) for _, base, end, size_bytes, _, records, _ in found.batches]
+        self.handle(e.BlockRead(tuple(spans)))
 
-    def _look_again(self, error: BatchNotFound) -> None:
+    def _look_again(self, wanted: e.ReadBlock) -> None:
+        """Raises as LogReader.batches what is wrong there, once the batch was looked for often enough."""
         self._slices.forget()
         self._looks += 1
         if self._looks > _LOOKS_MAX:
-            self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
+            next(self.source.batches(wanted.position, wanted.limit), None)
+            why = f"{self.source.path}: no header of a batch is in its place at offset {wanted.position}"
+            self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, why))
             return
         self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
         self.handle(e.BlockRead(()))
 
     def _send_block(self, block: e.SendBlock) -> None:
-        going = self._found[: block.spans]
-        self._slices.rewind(self._found, block.spans)
-        self._before, self._found = going[-1].leader_epoch, []
-        try:
-            pieces = self._slices.slices(going, self._held)
-        except OSError as error:
-            self.handle(self._failure(error))
-            return
+        assert self._found is not None, "its batches were read"
+        last = self._found.batches[block.spans - 1]
+        self._before, position = last[4], self._found.position
+        piece = FileSlice(self._found.file, position, last[0] + last[3] - position)
         self._send(
             wire.ReplayData(
                 session_id=self.session.id,
                 start_offset=block.start,
                 end_offset=block.end,
                 tip_offset=max(block.tip, block.end),
-                records=pieces,
+                records=(piece,),
             ),
-            self._sent,
+            lambda: self.handle(e.BlockSent()),
         )
-
-    def _sent(self) -> None:
-        self._release_files()
-        self.handle(e.BlockSent())
 
     def _beat(self, beat: e.Heartbeat) -> None:
         if self.connection is not None and self.connection.is_idle:  # else frames are in flight anyway
@@ -375,15 +366,6 @@ class ServedSession:
             facts = self.source.facts()
         return self.source.failure(error, self.session.position, facts)
 
-    def _release_files(self) -> None:
-        for one in self._held:
-            one.release()
-        self._held.clear()
-
-    def _release(self) -> None:
-        self._release_files()
-        self.source.close()
-
     def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
         return wire.ReplayEnd(
             session_id=self.session.id,
@@ -421,7 +403,8 @@ class ReplayServer:
         self.recordings, self.named_counters = recordings, counters
         self.sessions = ReplaySessions(settings, random.SystemRandom().getrandbits)
         self._disk = ThreadPoolExecutor(1, "pushrep-node-replay-disk")  # its thread starts with the first job
-        self.files = OpenSegments(recordings.store.filesystem)
+        self.files = WeakValueDictionary[Path, SlicedFile]()
+        """The segments that sessions send from."""
         self.served: dict[int, ServedSession] = {}
         self._readers: dict[TopicIdPartition, dict[int, ServedSession]] = {}
         self._changed: set[TopicIdPartition] = set()
@@ -715,4 +698,3 @@ class ReplayServer:
             served.node_stops()
         for connection in list(self._connections):
             self._hang_up(connection, None)
-        self.files.close()

@@ -10,7 +10,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log.directory_files import INDEX_SUFFIX, segment_path
 from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import OFFSET_ENTRY, begin_near
-from pushrep.log.walk import ScanRange, scan_headers, why_not
+from pushrep.log.walk import ScanRange, scan_headers
 from pushrep.records import Codec, CorruptRecordBatch, encode_batch
 from pushrep.records.header import HEADER_BYTES, BatchHeader
 
@@ -29,8 +29,8 @@ class Bytes:
         return len(self.data)
 
 
-def headers(file, first_bytes=HEADER_BYTES):
-    return list(scan_headers(file, ScanRange(base_offset=0), first_bytes))
+def headers(file):
+    return list(scan_headers(file, ScanRange(base_offset=0)))
 
 
 def by_parse(data):
@@ -66,12 +66,11 @@ def batches(sizes, *, codecs=(Codec.NONE,)):
 
 @given(
     sizes=st.lists(st.sampled_from([0, 30, 1000, 5000, 30_000]), max_size=12),
-    first_bytes=st.sampled_from([HEADER_BYTES, 4096]),
     tail=st.sampled_from([b"", b"\0" * 200, b"\0" * 7]),
 )
-def test_every_batch_up_to_the_end_or_the_zeros(sizes, first_bytes, tail):
+def test_every_batch_up_to_the_end_or_the_zeros(sizes, tail):
     data = batches(sizes, codecs=[Codec.NONE, Codec.NONE, Codec.GZIP]) + tail
-    assert headers(Bytes(data), first_bytes) == list(by_parse(data))
+    assert headers(Bytes(data)) == list(by_parse(data))
     assert len(list(by_parse(data))) == len(sizes)
 
 
@@ -105,14 +104,6 @@ def test_large_batches_cost_a_read_of_a_header_each_and_small_ones_share_a_windo
     assert large.reads == 11, "and one that finds the end"
     assert len(headers(small)) == 400
     assert small.reads == 3, "a header, as nothing is known yet, 400 in one window, and one that finds the end"
-
-
-@pytest.mark.parametrize(
-    ("position", "why"),
-    [(0, "it was written meanwhile"), (16, "magic"), (10**6, "the file ends")],
-)
-def test_why_it_goes_no_further_is_said_in_words(position, why):
-    assert why in why_not(Bytes(batches([10, 10])), ScanRange(base_offset=0, position=position))
 
 
 @pytest.mark.parametrize(

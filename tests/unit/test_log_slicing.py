@@ -1,7 +1,6 @@
 """LogSlices: what is sent by sendfile are the batches that `read` gives, found by their headers alone."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,9 +8,8 @@ from hypothesis import strategies as st
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import list_segments, segment_path
+from pushrep.log.directory_files import segment_path
 from pushrep.log.reader import LogSlices
-from pushrep.records.leader_epochs import LeaderEpochs
 
 
 def bytes_of(found):
@@ -139,8 +137,6 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
         with segment_path(log.path, second).open("r+b") as file:
             file.seek(15)
             file.write(b"\x02")
-        bases = list_segments(REAL_FILESYSTEM, log.path)
-        without_list = SimpleNamespace(bases=lambda **_: bases, leader_epochs=LeaderEpochs())
-        slices = LogSlices(REAL_FILESYSTEM, log.path, without_list)
+        slices = LogSlices(REAL_FILESYSTEM, log.path)
         assert slices.read(first, second, 1 << 20).end_offset == second
         assert slices.read(second, log.log_end_offset, 1 << 20) is None

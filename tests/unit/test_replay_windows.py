@@ -1,14 +1,16 @@
 """The walk in windows: what the log's own reader gives; stops before whatever is odd; leaves lent memory alone."""
 
+import os
+from weakref import WeakValueDictionary
+
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.reader import LogSlices
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, slices, source
-from pushrep.replay.plan import Span
-from pushrep.replay.slices import BUFFER_BYTES, BatchNotFound, BatchWindows, Buffers, OpenSegments, SliceReader
-from pushrep.wire.values import size_of
+from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers
 from tests.support.simulated_disk import SimulatedClock
 
 
@@ -63,38 +65,36 @@ def test_a_buffer_that_somebody_looks_into_is_not_used_again():
     view.release()
 
 
-def test_slices_name_the_bytes_of_the_batches_and_their_spans(log, torture):
+def test_slices_name_the_bytes_of_the_batches_and_their_offsets(log, torture):
     chosen = torture.random("slices")
-    files = OpenSegments(REAL_FILESYSTEM)
-    reader = SliceReader(log.path, REAL_FILESYSTEM, files)
+    reader = LogSlices(REAL_FILESYSTEM, log.path)
     for _ in range(torture.count(20, 300)):
         start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))
         max_bytes = chosen.choice([1, 3000, 1 << 20])
-        found, held = reader.read(start, end, max_bytes), []
-        pieces = reader.slices(found, held)
-        got = b"".join(piece.file.read_at(piece.size_bytes, piece.position) for piece in pieces)
-        expected = list(log.batches(start, end))[: len(found)]
+        found = reader.read(start, end, max_bytes)
+        expected = list(log.batches(start, end))[: len(found.batches)]
+        got = found.file.read_at(found.size_bytes, found.position)
         assert got == b"".join(bytes(batch.data) for batch in expected)
-        assert [one.span for one in found] == [
-            Span(b.header.base_offset, b.header.next_offset, b.header.size_bytes, len(b)) for b in expected
+        assert [one[1:4] + one[5:6] for one in found.batches] == [
+            (b.header.base_offset, b.header.next_offset, b.header.size_bytes, len(b)) for b in expected
         ]
-        assert size_of(pieces) >= min(max_bytes, size_of(pieces))
-        for one in held:
-            one.release()
-    with pytest.raises(BatchNotFound):
-        reader.read(log.log_end_offset, log.log_end_offset + 1, 1)
-    files.close()
+        assert found.size_bytes <= max_bytes or len(expected) == 1
+    assert reader.read(log.log_end_offset, log.log_end_offset + 1, 1) is None
 
 
-def test_a_file_stays_open_as_long_as_somebody_sends_from_it(log):
-    files = OpenSegments(REAL_FILESYSTEM)
-    base = int(min(log.path.glob("*.log")).stem)
-    held = files.get(log.path, base).use()
-    files.forget(log.path)
-    assert held.file.read_at(1, 0)
-    held.release()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        held.file.read_at(1, 0)
+def test_readers_share_an_open_file_that_stays_open_as_long_as_somebody_sends_from_it(log):
+    files = WeakValueDictionary()
+    one, other = (LogSlices(REAL_FILESYSTEM, log.path, files=files) for _ in range(2))
+    found = one.read(0, 1, 1)
+    assert other.read(0, 1, 1).file is found.file
+    other.forget()
+    assert not files
+    descriptor = found.file.fileno()
+    assert other.read(0, 1, 1).file is not found.file
+    assert found.file.read_at(1, 0)
+    del found
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)
 
 
 def test_who_begins_below_the_end_does_not_make_the_kernel_list_its_locks(tmp_path, log, monkeypatch):
