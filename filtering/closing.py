@@ -1,7 +1,9 @@
 """The end of a `with` block, for everything that has a `close`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 
 class ClosedAtExit:
@@ -20,3 +22,22 @@ class ClosedAtExit:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Closable(Protocol):
+    """What `closed_on_error` closes."""
+
+    def close(self) -> object: ...
+
+
+_Closable = TypeVar("_Closable", bound=Closable)
+
+
+@contextmanager
+def closed_on_error(one: _Closable) -> Iterator[_Closable]:
+    """It is closed if the block raises; else it stays open, for whom the block gave it to."""
+    try:
+        yield one
+    except BaseException:
+        one.close()
+        raise

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from filtering.closing import closed_on_error
 from pushrep.env.threads import SYSTEM_THREADS, Threads
 from pushrep.errors import BadArgument
 
@@ -204,14 +205,10 @@ class RealNetwork:
         family, kind, proto, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
         ]
-        listener = socket.socket(family, kind, proto)
-        try:
+        with closed_on_error(socket.socket(family, kind, proto)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
             listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
         return listener
 
     def poller(self) -> Poller:

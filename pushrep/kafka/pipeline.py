@@ -25,8 +25,6 @@ from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_t
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.progress import OffsetRanges
 from pushrep.records import Record, RecordBatch, encode_batch
-from pushrep.records import header as layout
-from pushrep.records.header import Buffer, crc32c
 
 IN_FLIGHT_MAX = 5
 """Brokers recognise the last five batches of a producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
@@ -129,7 +127,7 @@ class Pipeline:
     def add(self, sent: SentBatch) -> None:
         """Give a new batch the next sequence number, and patch it into its bytes."""
         sent.base_sequence = self._next_sequence
-        sent.data = _patched(sent.batch.data, self.producer_id, self.producer_epoch, sent.base_sequence)
+        sent.data = sent.batch.with_producer(self.producer_id, self.producer_epoch, sent.base_sequence)
         offsets = sent.batch.header.last_offset_delta + 1
         self._next_sequence = (self._next_sequence + offsets) % _SEQUENCES
         self._sent.append(sent)
@@ -181,15 +179,6 @@ class Pipeline:
         self._next_sequence = first.base_sequence
         self._is_closed = self._is_known = False
         return taken[::-1]
-
-
-def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray | memoryview:
-    """As `RecordBatch.with_producer`, but in place if the memory is writable: a copy costs as much as the new CRC."""
-    data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
-    layout.stamp(data, 0, -1)
-    layout.write_producer(data, producer_id, producer_epoch, base_sequence)
-    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
-    return data
 
 
 def connection_lost(why: str) -> BrokerAnswer:

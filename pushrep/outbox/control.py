@@ -35,7 +35,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
-from filtering.closing import ClosedAtExit
+from filtering.closing import ClosedAtExit, closed_on_error
 from pushrep.env import READABLE, REAL_NETWORK, refuse_in_forks, shared_by_process
 from pushrep.errors import PushrepError
 
@@ -97,15 +97,11 @@ def _listen_in(directory: Path) -> socket.socket:
         if not stat.S_ISSOCK((directory / SOCKET_NAME).lstat().st_mode):
             raise FileExistsError(errno.EEXIST, "the file is no socket", str(directory / SOCKET_NAME))
         (directory / SOCKET_NAME).unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
         with _short(directory) as path:
             listener.bind(path)
         (directory / SOCKET_NAME).chmod(_OWNER_ONLY)  # no client can connect before `listen`
         listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
     return listener
 
 
@@ -113,14 +109,10 @@ def connect_to(directory: Path, timeout_s: float) -> socket.socket:
     """A connection to the socket in this directory. Raises OSError: FileNotFoundError or ConnectionRefusedError if no
     process listens.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         connection.settimeout(timeout_s)
         with _short(directory) as path:
             connection.connect(path)
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

@@ -192,16 +192,17 @@ class RecordBatch:
         fields = (base_offset, header.batch_length, leader_epoch, *header[3:])
         self.header = tuple.__new__(BatchHeader, fields)  # a quarter of `_replace`
 
-    def with_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    def with_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray | memoryview:
         """This batch as an idempotent producer sends it: base offset 0, the producer's fields, the CRC redone.
 
-        The batch itself stays as it is; the records are not encoded again.
+        The records are not encoded again. A batch in writable memory, a memoryview's, is changed in its place, because
+        a copy costs as much as the new CRC; another stays as it is.
         """
-        data = bytearray(self.data)
+        data = self.data if isinstance(self.data, memoryview) and not self.data.readonly else bytearray(self.data)
         layout.stamp(data, 0, -1)
         layout.write_producer(data, producer_id, producer_epoch, base_sequence)
         layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
-        return bytes(data)
+        return data
 
     def _writable(self) -> bytearray | memoryview:
         if isinstance(self.data, bytes) or (isinstance(self.data, memoryview) and self.data.readonly):

@@ -318,14 +318,7 @@ class BatchRun:
 
     def first(self, count: int) -> "BatchRun":
         """The first `count` batches of it."""
-        return self._of(slice(None, count)) if count < len(self) else self
-
-    def singles(self) -> Iterator["BatchRun"]:
-        """Each batch as a run of one."""
-        return (self._of(slice(number, number + 1)) for number in range(len(self)))
-
-    def _of(self, part: slice) -> "BatchRun":
-        return BatchRun(*(getattr(self, column)[part] for column in self.__slots__))
+        return BatchRun(*(getattr(self, column)[:count] for column in self.__slots__)) if count < len(self) else self
 
 
 def checked_run(data: Buffer, position: int, size_max: int) -> BatchRun:

@@ -6,8 +6,7 @@ over a log of this machine; one `step` is one turn:
     step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
 
 The scan of the files goes on from block to block. When it begins again - at the tip, after a pause - it begins one
-batch early and checks that the last batch delivered is still there: so it notices a log that was cut and grew again. A
-close follower remembers that batch's position (slices.Tail), others look it up in the index.
+batch early and checks that the last batch delivered is still there: so it notices a log that was cut and grew again.
 
 A node drives the same ReplaySession for its subscribers in pushrep/replicate/replay_server.py. The two drivers share
 the session, LogSource and the handling of read errors, but turns come from different sides: here the caller's iteration
@@ -42,7 +41,7 @@ from pushrep.replay.plan import (
     tip_of,
 )
 from pushrep.replay.session import ReplaySession, ReplaySessions
-from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers, Tail, Window, size_of_batch
+from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers, Window, size_of_batch
 from pushrep.replay.source import READ_ERRORS, LogSource
 from pushrep.replay.waiting import Listening
 from pushrep.topic_id_partition import TopicIdPartition
@@ -79,7 +78,6 @@ class LocalSession:
         self._last: BatchHeader | None = None
         self._listening = Listening(source.path, source.filesystem)
         self._windows = BatchWindows(source.path, source.filesystem, replays.buffers)
-        self._tail = Tail(source.path, source.filesystem)
 
     @property
     def session_id(self) -> int:
@@ -195,8 +193,7 @@ class LocalSession:
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
         self.handle(e.BlockSent())
-        # The kernel may report several writes at once: no further event comes when the later one is published.
-        self._listening.found(needs_write=self._needs_write and not self._tail.has_more)
+        self._listening.found()
         return ReplayedBlock(batches, send.start, send.end)
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:
@@ -243,20 +240,10 @@ class LocalSession:
 
     def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
         last, self._walk_end = self._last, limit
-        if last is None or self._pending or last.next_offset != at or at <= self._facts.start:
-            self._walk = self._batches(at, limit)
-            return None
-        if (behind := self._tail.behind(last, limit)) is not None:
-            self._walk = self._batches_from(behind, at, limit)
-            return None
-        try:
-            walk = self.source.batches(at - 1, limit)
-            found = next(walk, None)
-        except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
-            self._walk = self._batches(at, limit)
-            return None
-        if found is None or found.header != last:
-            return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
+        if last is not None and not self._pending and last.next_offset == at > self._facts.start:
+            cut = self._cut_behind(last)
+            if cut is not None:
+                return cut
         self._walk = self._batches(at, limit)
         return None
 
@@ -265,6 +252,10 @@ class LocalSession:
         last = self._pending[-1].header if self._pending else self._last
         if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
             return None
+        return self._cut_behind(last)
+
+    def _cut_behind(self, last: BatchHeader) -> e.Truncated | None:
+        """The event for a log without that batch, which was read from it; None if it holds it."""
         try:
             found = next(self.source.batches(last.next_offset - 1, last.next_offset), None)
         except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
@@ -273,14 +264,6 @@ class LocalSession:
             return None
         self._walk, self._pending = None, []
         return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
-
-    def _batches_from(self, behind: list[RecordBatch], at: int, limit: int) -> Iterator[Window]:
-        """Those, and what follows them."""
-        if behind:
-            yield Window(behind, sum(map(size_of_batch, behind)))
-            at = behind[-1].header.next_offset
-        if at < limit:
-            yield from self._batches(at, limit)
 
     def _batches(self, at: int, limit: int) -> Iterator[Window]:
         """Batches in windows as far as they are plainly in order; after that by the log's own reader."""

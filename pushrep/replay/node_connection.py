@@ -7,14 +7,15 @@ NodeConnection.receive  received messages: never waits         (ReplayData, Repl
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import Address, tune
-from pushrep.errors import BadArgument, PushrepError
+from pushrep.errors import PushrepError
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRefused, ReplayRequest
 from pushrep.replay.slices import Buffers
+from pushrep.settings import Between, check
 from pushrep.wire.connection import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import SPARE_BYTES, FrameLimits, ProtocolError
@@ -28,6 +29,7 @@ _LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # for peers that we chose
 _MEMORY = Buffers(SPARE_BYTES)
 """Shared by all connections, because waiting ones need no buffers."""
 _READS_MAX = 64
+_FromOne = Annotated[int, Between(1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +43,18 @@ class NodeAccess:
     """
 
     tls: ssl.SSLContext | None = None
-    connect_timeout_ms: int = 5_000
-    request_timeout_ms: int = 30_000
+    connect_timeout_ms: _FromOne = 5_000
+    request_timeout_ms: _FromOne = 30_000
     reconnect: bool = True
-    reconnect_for_ms: int = 300_000
-    backoff_min_ms: int = 50
-    backoff_max_ms: int = 2_000
-    silence_max_ms: int = 15_000
-    credit_bytes: int = 4 << 20
+    reconnect_for_ms: _FromOne = 300_000
+    backoff_min_ms: _FromOne = 50
+    backoff_max_ms: _FromOne = 2_000
+    silence_max_ms: _FromOne = 15_000
+    credit_bytes: _FromOne = 4 << 20
     network: Network = REAL_NETWORK
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if name.endswith(("_ms", "_bytes")) and getattr(self, name) < 1:
-                raise BadArgument(name, f"{getattr(self, name)} is below 1")
+        check(self)
 
 
 class NodeUnreachable(PushrepError):

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from filtering.closing import closed_on_error
 from filtering.retry import Backoff
 from pushrep.env import Clock
 from pushrep.env.network import Address
@@ -316,12 +317,8 @@ class RemoteSession:
         if request is None or now_ms < self._retry_ms:
             return
         try:
-            connection = NodeConnection(self._address, self._settings)
-            try:
+            with closed_on_error(NodeConnection(self._address, self._settings)) as connection:
                 self.attach(connection, self._started_again(connection, request))
-            except BaseException:
-                connection.close()
-                raise
         except NodeUnreachable as error:
             self._later(error.why)
         except ReplayRefused as refused:
@@ -497,13 +494,9 @@ class RemoteReplays:
     def replay(self, request: ReplayRequest) -> RemoteSession:
         """Start a session on a connection of its own, and subscribe to it. Raises ReplayRefused."""
         recording_id = self.id_of(request.recording)
-        connection = NodeConnection(self._address, self._settings)
-        try:
+        with closed_on_error(NodeConnection(self._address, self._settings)) as connection:
             response = started(connection, request_to_wire(recording_id, request))
             return self._attached(connection, recording_id, request, response)
-        except BaseException:
-            connection.close()
-            raise
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start a session without a subscriber. Raises ReplayRefused."""
@@ -515,15 +508,11 @@ class RemoteReplays:
     def attach(self, session_id: int) -> RemoteSession:
         """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY)."""
         known = self._started.pop(session_id, None)
-        connection = NodeConnection(self._address, self._settings)
-        try:
+        with closed_on_error(NodeConnection(self._address, self._settings)) as connection:
             if known is not None:
                 return self._attached(connection, *known)
             session = RemoteSession(self._address, 0, None, self._settings, self._clock)
             session.attach(connection, session_id)
-        except BaseException:
-            connection.close()
-            raise
         self._running.add(session)
         return session
 
@@ -553,13 +542,9 @@ class RemoteReplays:
     def delete(self, recording: int | str, *, force: bool) -> Deletion:
         """Mark it as deleted; its files are removed in the background. Raises ReplayRefused."""
         recording_id = self.id_of(recording)
-        connection = NodeConnection(self._address, self._settings)
-        try:
+        with closed_on_error(NodeConnection(self._address, self._settings)) as connection:
             asked = wire.DeleteRequest(recording_id=recording_id, force=force)
             accepted(connection.ask(asked, wire.DeleteResponse))
-        except BaseException:
-            connection.close()
-            raise
         return Deletion(recording_id, connection, connection.correlation_id)
 
     # ---- inside

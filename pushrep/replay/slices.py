@@ -8,18 +8,13 @@
 It stops before everything that is not plainly in order: the end of the log, a lower epoch, a wrong CRC. The
 log's own reader goes on from there and raises the error; `BatchWindows` raises none.
 
-`Tail` is the same for a reader that closely follows another process's log: one read after the last batch delivered.
-
-    file    ... | last | new | new |          its header still stands there ─▶ one read, no index, nothing twice
-                ^ remembered
-
 `Buffers` holds that memory, because fresh pages cost more than reading into them. A buffer is free again when its last
 view is dropped; nobody has to give it back.
 """
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from os import preadv
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +25,8 @@ from pushrep.env import Filesystem
 from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.reader import LogSlices, SlicedFile
-from pushrep.log.walk import ScanRange, count_in_place
-from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.log.walk import count_in_place
+from pushrep.records import HEADER_BYTES, BatchHeader, RecordBatch
 from pushrep.records.header import LENGTH_ENDS_AT, length_of_first, split_batches
 
 _KEPT_MAX = 6
@@ -160,88 +155,3 @@ def _holds(header: BatchHeader, start: int, end: int) -> bool:
 def size_of_batch(batch: RecordBatch) -> int:
     """In bytes."""
     return len(batch.data)
-
-
-_READ_BYTES = 16 << 10
-
-
-class _Place(NamedTuple):
-    """A batch, and its place."""
-
-    header: BatchHeader
-    segment: int
-    position: int
-
-
-class Tail:
-    """The tail of one log. Not thread-safe."""
-
-    def __init__(self, directory: Path, filesystem: Filesystem) -> None:
-        self._directory, self._filesystem = directory, filesystem
-        self._place: _Place | None = None
-        self.has_more = False
-        """Whether a batch seems to follow the last one found, above the former limit."""
-
-    def behind(self, last: BatchHeader, limit: int) -> list[RecordBatch] | None:
-        """Some batches after `last` with offsets below `limit`, their CRCs checked.
-
-        None if `last` may not be there any more; empty if the log's own reader has to read.
-        """
-        self.has_more = False
-        place = self._place
-        if place is None or place.header != last:
-            place = self._place = self._find(last)
-        if place is None:
-            return None
-        found: list[RecordBatch] = []
-        with suppress(CorruptBatch, CorruptRecordBatch, OSError):
-            data = self._read(place.segment, place.position, last.size_bytes + _READ_BYTES)
-            if BatchHeader.parse(data) != last:
-                return None
-            if last.next_offset >= limit:
-                return []
-            segment, position, at = place.segment, place.position, last.size_bytes
-            if not _begins(data, at, last.next_offset) and segment != last.next_offset:
-                segment, position, at = last.next_offset, 0, 0  # if there is such a segment: else this raises
-                data = self._read(segment, position, _READ_BYTES)
-            for byte, batch in self._plain(segment, position, at, data, last, limit):
-                found.append(batch)
-                self._place = _Place(batch.header, segment, byte)
-            return found
-        return found or None
-
-    def _find(self, last: BatchHeader) -> _Place | None:
-        """The position of that batch, by the index."""
-        with suppress(CorruptBatch, CorruptRecordBatch, OSError):
-            found = LogSlices(self._filesystem, self._directory).read(last.base_offset, last.next_offset, 1)
-            return None if found is None else _Place(last, found.segment, found.position)
-        return None
-
-    def _plain(  # noqa: PLR0913, PLR0917 - where the bytes stand, and what they follow
-        self, segment: int, position: int, at: int, data: bytes, last: BatchHeader, limit: int
-    ) -> Iterator[tuple[int, RecordBatch]]:
-        """Batches that follow `last` and each other. Raises CorruptRecordBatch, OSError."""
-        before, what, end = last, ScanRange(base_offset=segment), at
-        found = split_batches(memoryview(data)[at:])
-        if found.is_cut and not found.placed and at + HEADER_BYTES <= len(data):
-            position, size = position + at, length_of_first(data[at:])
-            at, end, data = 0, 0, self._read(segment, position, size)
-            found = split_batches(memoryview(data))
-        for begin, header in found.placed:
-            expected, epoch = before.next_offset, before.leader_epoch
-            if expected >= limit:
-                break
-            if what.why_misplaced(expected, epoch, header.base_offset, header.next_offset, header.leader_epoch):
-                return
-            byte, end, before = at + begin, at + begin + header.size_bytes, header
-            yield position + byte, RecordBatch(memoryview(data)[byte:end], header)
-        self.has_more = _begins(data, end, before.next_offset)
-
-    def _read(self, segment: int, position: int, size: int) -> bytes:
-        with closing(self._filesystem.open(segment_path(self._directory, segment), writable=False)) as file:
-            return file.read_at(size, position)
-
-
-def _begins(data: bytes, at: int, offset: int) -> bool:
-    """Whether a batch with that base offset may begin there."""
-    return at + HEADER_BYTES <= len(data) and data[at : at + 8] == offset.to_bytes(8)

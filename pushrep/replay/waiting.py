@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pushrep.env import READABLE, REAL_NETWORK, Filesystem, Network, Poller, Watch
 
@@ -101,8 +101,6 @@ _SOON_S, _SOON = 0.001, 16
 """About how long a flush takes, or a watermark to arrive."""
 _SELDOM_S, _HARDLY_S = 0.05, 0.5
 """For changes without an event, and to notice that the log is gone."""
-_QUIET: Final = 1_000
-"""After so many looks without news the pauses grow."""
 
 
 class Listening:
@@ -137,9 +135,9 @@ class Listening:
         """End the wait, or the next one."""
         self._waiting.wake()
 
-    def found(self, *, needs_write: bool) -> None:
-        """News were found. needs_write: the next ones come with a write, whose event is awaited without polling."""
-        self._looks = _QUIET if needs_write and self._watch is not None else 0
+    def found(self) -> None:
+        """News were found: more may come soon, and without an event, as the kernel reports several writes at once."""
+        self._looks = 0
 
     def close(self) -> None:
         """Close the watch; a wait ends."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+from filtering.closing import closed_on_error
 from pushrep.election.follower import ReplicaSession
 from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
@@ -522,11 +523,8 @@ class NodeStore:
             self._lock_file = filesystem.lock(data / _LOCK_NAME)
         except LockHeld as error:
             raise NodeInUse(data, error.pid) from error
-        try:
+        with closed_on_error(self._lock_file):
             self.replica_epoch = raise_replica_epoch(data, filesystem, clock)
-        except BaseException:
-            self._lock_file.close()
-            raise
         self.on_change: Callable[[TopicIdPartition], None] = lambda _tp: None
         """Called in any thread when readers of a log may see something new. It must not wait."""
         # A simulated clock gets no threads, so that a run is repeatable.

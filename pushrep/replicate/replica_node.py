@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from filtering.closing import closed_on_error
 from pushrep.election.grants import Grant, hold_of
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
@@ -71,13 +72,9 @@ class ReplicaNode:
             if is_taken:
                 raise BadArgument("directory", f"{home} is {what}: give a node one of its own")
         settings = settings or NodeSettings()
-        listener = _listen(settings.address, network)
-        try:
+        with closed_on_error(_listen(settings.address, network)) as listener:
             self.store = NodeStore(home, settings, filesystem, clock)
             """The outboxes and logs in the node's directory."""
-        except BaseException:
-            listener.close()
-            raise
         host, port = listener.getsockname()[:2]
         self.address = Address(host, port)
         """Where it listens."""

@@ -133,7 +133,7 @@ def test_stamped_and_re_produced_batches_stay_valid_for_them():
     batch.stamp(123_456, 7)
     for reader in READERS.values():
         assert reader(bytes(batch.data)).validate_crc()
-        sent = reader(batch.with_producer(1, 2, 3))
+        sent = reader(bytes(batch.with_producer(1, 2, 3)))
         assert sent.validate_crc()
         assert (sent.base_offset, sent.producer_id, sent.producer_epoch, sent.base_sequence) == (0, 1, 2, 3)
 

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,8 @@ from pushrep.replay.replay import Replay
 from pushrep.replay.waiting import Listening, ReplayWaiter
 
 WAIT_S = 30
+LOOKS = 1 + waiting._AT_ONCE + waiting._SOON
+"""Behind the start of the watch, and soon after news."""
 
 
 class DeafDisk(RealFilesystem):
@@ -60,9 +61,9 @@ def test_where_there_is_no_directory_or_no_room_nobody_tells(tmp_path):
 def test_a_wait_ends_with_a_write_however_long_nothing_was_written(tmp_path, monkeypatch):
     listening = Listening(tmp_path, REAL_FILESYSTEM)
     try:
-        listening.wait(WAIT_S)  # looks once more behind the start of the watch
+        for _ in range(LOOKS):
+            listening.wait(WAIT_S, needs_write=True)
         monkeypatch.setattr("pushrep.replay.waiting._HARDLY_S", 2 * WAIT_S)
-        listening.found(needs_write=True)
         begin_s = time.monotonic()
         threading.Timer(0.01, (tmp_path / "new").write_bytes, [b"x"]).start()
         for _ in range(2):  # it heard, so the next look comes soon
@@ -123,8 +124,9 @@ def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp
     listening, deaf = Listening(tmp_path, REAL_FILESYSTEM), Listening(tmp_path, DeafDisk())
     try:
         for one in (listening, deaf):
-            one.wait(0, needs_write=True)
-            one.found(needs_write=True)
+            one.found()
+            for _ in range(LOOKS):
+                one.wait(0, needs_write=True)
         pauses.clear()
         listening.wait(WAIT_S, needs_write=True)
         listening.wait(WAIT_S, needs_write=False)
@@ -153,7 +155,7 @@ def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_lo
             log.append(b"third")
             session.wait(WAIT_S)
             published = session.source.facts
-            session.source.facts = lambda **how: replace(published(**how), written=2)
+            session.source.facts = lambda: published()._replace(end=2)
             assert [record.value for record in replay.poll()] == [b"second"]
             session.wait(WAIT_S)
             assert pauses[-1] < 0.01
