@@ -21,7 +21,7 @@ Memory: one window, or one batch if that is larger.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
@@ -377,18 +377,6 @@ def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs)
     known = known[starts.searchsorted(base_offset, side="right")]
     good: NDArray[np.bool_] = (known == np.maximum(leader_epoch, 0)) | (known == -1)
     return good
-
-
-def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: int) -> int:
-    """How many headers each follow the one before, without a hole, from the offset `expected` on."""
-    count = 0
-    for header in headers:
-        base_offset, epoch = header.base_offset, header.leader_epoch
-        if base_offset != expected or epoch < leader_epoch:
-            break
-        expected, leader_epoch = base_offset + header.last_offset_delta + 1, epoch
-        count += 1
-    return count
 
 
 def scan_headers(file: ReadableFile, what: ScanRange) -> Iterator[ScannedHeader]:

@@ -25,7 +25,6 @@ from pushrep.env import Filesystem
 from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.reader import LogSlices, SlicedFile
-from pushrep.log.walk import count_in_place
 from pushrep.records import HEADER_BYTES, BatchHeader, RecordBatch
 from pushrep.records.header import LENGTH_ENDS_AT, length_of_first, split_batches
 
@@ -119,16 +118,16 @@ class BatchWindows:
                     segment, position = expected, 0
                     file = SlicedFile(self._filesystem.open(following, writable=False))
                     continue
-                in_place = count_in_place([batch.header for batch in batches], expected, epoch)
-                given = batches[:in_place]
-                if given and (expected < start or given[-1].header.next_offset > end):
-                    given = [batch for batch in given if _holds(batch.header, start, end)]
-                if given:
-                    yield Window(given, read_bytes if len(given) == len(batches) else sum(map(size_of_batch, given)))
-                if in_place < len(batches):
+                headers = [batch.header for batch in batches]
+                ends = [(expected, epoch), *[(one.next_offset, one.leader_epoch) for one in headers]]
+                places = zip(headers, ends, strict=False)
+                if any(one.base_offset != at or one.leader_epoch < was for one, (at, was) in places):
                     return
-                last = batches[-1].header
-                expected, epoch, position = last.next_offset, last.leader_epoch, position + read_bytes
+                if expected < start or ends[-1][0] > end:
+                    batches = [batch for batch in batches if _holds(batch.header, start, end)]
+                if batches:
+                    yield Window(batches, sum(map(size_of_batch, batches)))
+                (expected, epoch), position = ends[-1], position + read_bytes
 
     def _read(self, file: SlicedFile, position: int) -> tuple[list[RecordBatch], int]:
         """Whole batches from `position` on that passed their checks, and their bytes. Raises OSError."""

@@ -16,7 +16,6 @@ from pushrep.log.walk import (
     CleanEnd,
     ScanRange,
     WholeBatch,
-    count_in_place,
     from_index_entry,
     scan,
     scan_headers,
@@ -192,14 +191,6 @@ def test_an_index_entry_leads_to_its_own_batch_or_nowhere(parts, what, off_by, n
     first, second = (next(iter(one_by_one(step))) for step in steps)
     assert first == second
     assert (first == (at, header)) is is_true or entry[0] < 0
-
-
-@given(batches(), ranges)
-def test_neighbours_are_counted_as_the_scan_takes_them_where_nothing_is_missing(parts, what):
-    what = what._replace(end_offset=None)
-    headers = [BatchHeader.parse(part) for part in parts]
-    steps = list(scan(file_of(b"".join(parts)), what))
-    assert count_in_place(headers, what.first_offset, what.leader_epoch) == len(steps) - 1
 
 
 @given(files())

@@ -494,7 +494,7 @@ WAYS = (
             f"{_REPLAY}Batches.__aiter__", f"{_REPLAY}edBatch.records", "pushrep.replay.client.ReplayClient.replay",
             "pushrep.replay.client.ReplayClient.attach",
             "pushrep.replay.local.LocalSession.step", "pushrep.replay.source.LogSource.batches",
-            "pushrep.replay.consumer.ReplayedLog.fetch", "pushrep.replay.slices.Tail.behind",
+            "pushrep.replay.consumer.ReplayedLog.fetch",
         ),
     ),
     Way("directory replay by time", directory_replay_by_time, ()),

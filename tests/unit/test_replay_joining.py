@@ -16,6 +16,8 @@ from pushrep.wire.error_codes import ErrorCode
 class Subscriber:
     """A session, and the connection on which its node sends what `gets` is given."""
 
+    correlation_id = 1
+
     def __init__(self):
         self.session = RemoteSession(
             ("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK
@@ -33,7 +35,7 @@ class Subscriber:
         return self.session.end
 
     def ask(self, request, answer):
-        return 1, answer()
+        return answer()
 
     def receive(self):
         coming, self.coming = self.coming, []
