@@ -97,7 +97,7 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-def tune(sock: Socket) -> None:
+def tune(sock: Any) -> None:
     """Send small frames at once, and notice a lost peer while nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

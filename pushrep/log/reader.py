@@ -242,6 +242,8 @@ def _slice(
 
 
 _PAGE_BYTES = 4096
+_FEW, _FEW_BYTES = 1000, 16 << 10
+"""For so few offsets less is read at once."""
 _HINTS_MAX = 64
 _LOOKS_MAX = 100  # a writer that publishes all the time must not prevent that damage is reported
 
@@ -340,8 +342,18 @@ class BatchReader:
         A batch that crosses the end of the range is left out.
         """
         bounds = self._checked(start, end)
-        walk = self._walk(start, bounds.end if end is None else end, WINDOW_BYTES)
-        return (batch for _, batch in self._below(bounds.end, walk))
+        until = bounds.end if end is None else end
+        walk = self._walk(start, until, WINDOW_BYTES if until - start > _FEW else _FEW_BYTES)
+        return self._up_to(until, self._below(bounds.end, walk))
+
+    def _up_to(self, end: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[RecordBatch]:
+        """These batches. The place of the last one is remembered, for who looks at it again and goes on behind it."""
+        for place, batch in walk:
+            header = batch.header
+            if header.next_offset >= end:
+                behind = place.position + header.size_bytes
+                self._remember(place, _Place(place.base, behind, header.next_offset, header.leader_epoch))
+            yield batch
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
         """Every record in [start, end), decoded; control batches hold none."""
@@ -443,7 +455,7 @@ class BatchReader:
                 if header.next_offset <= start:
                     epoch = header.leader_epoch
                     continue
-                yield _Place(place.base, found.position, header.base_offset), found.batch
+                yield _Place(place.base, found.position, header.base_offset, epoch), found.batch
                 start, looks, epoch = header.next_offset, 0, header.leader_epoch
                 if start >= end:
                     return
@@ -611,10 +623,10 @@ class BatchReader:
                 "%s: an index of the segment %d leads to no batch that is its own: ignored", self._directory, base
             )
 
-    def _remember(self, place: _Place) -> None:
+    def _remember(self, *places: _Place) -> None:
         if len(self._hints) >= _HINTS_MAX:
             self._hints = {}
-        self._hints[place.next_offset] = place
+        self._hints |= {place.next_offset: place for place in places}
 
 
 Isolation: TypeAlias = Literal["stable", "written"]

@@ -117,7 +117,7 @@ class Catalogue:
         self._store(changed | {entry.recording_id: entry for entry in added})
         return added
 
-    def _store(self, changed: Mapping[int, CatalogueEntry]) -> None:
+    def _store(self, changed: dict[int, CatalogueEntry]) -> None:
         entries = self._entries | changed
         if entries != self._entries:
             recordings = [_fields(entry) for entry in entries.values()]

@@ -48,6 +48,8 @@ from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
+_FEW = 16
+"""So few offsets, as a follower finds at the tip, need no window."""
 _FACTS_MS = 100
 """How long the log's offsets are cached while there is something to read; at the tip they are read every time."""
 _LIVENESS_MS = 20
@@ -239,12 +241,12 @@ class LocalSession:
         return None
 
     def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
-        last, self._walk_end = self._last, limit
+        last, walk, self._walk_end = self._last, None, limit
         if last is not None and not self._pending and last.next_offset == at > self._facts.start:
-            cut = self._cut_behind(last)
-            if cut is not None:
+            walk = self._from(last, limit)
+            if (cut := self._cut_behind(last, walk)) is not None:
                 return cut
-        self._walk = self._batches(at, limit)
+        self._walk = self._batches(at, limit, walk)
         return None
 
     def _cut_before(self, window: Window) -> e.Truncated | None:
@@ -252,12 +254,16 @@ class LocalSession:
         last = self._pending[-1].header if self._pending else self._last
         if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
             return None
-        return self._cut_behind(last)
+        return self._cut_behind(last, self._from(last, last.next_offset))
 
-    def _cut_behind(self, last: BatchHeader) -> e.Truncated | None:
-        """The event for a log without that batch, which was read from it; None if it holds it."""
+    def _from(self, last: BatchHeader, limit: int) -> Iterator[RecordBatch]:
+        """That batch, and what follows it."""
+        yield from self.source.batches(max(last.base_offset, self._facts.start), limit)
+
+    def _cut_behind(self, last: BatchHeader, walk: Iterator[RecordBatch]) -> e.Truncated | None:
+        """The event for a log without that batch, which was read from it; None if the walk begins with it."""
         try:
-            found = next(self.source.batches(last.next_offset - 1, last.next_offset), None)
+            found = next(walk, None)
         except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
             return None
         if found is not None and found.header == last:
@@ -265,14 +271,15 @@ class LocalSession:
         self._walk, self._pending = None, []
         return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
 
-    def _batches(self, at: int, limit: int) -> Iterator[Window]:
-        """Batches in windows as far as they are plainly in order; after that by the log's own reader."""
-        if limit > at + 1:
+    def _batches(self, at: int, limit: int, walk: Iterator[RecordBatch] | None) -> Iterator[Window]:
+        """Batches in windows as far as they are plainly in order; after that, and a few, by the log's own reader."""
+        if limit > at + _FEW:
+            walk = None
             for window in self._windows.windows(at, limit):
                 yield window
                 at = window.batches[-1].header.next_offset
         if at < limit:
-            for batch in self.source.batches(at, limit):
+            for batch in walk or self.source.batches(at, limit):
                 yield Window([batch], size_of_batch(batch))
 
     def _is_still_there(self, position: int) -> bool:

@@ -137,7 +137,7 @@ class Listening:
 
     def found(self) -> None:
         """News were found: more may come soon, and without an event, as the kernel reports several writes at once."""
-        self._looks = 0
+        self._looks = _AT_ONCE
 
     def close(self) -> None:
         """Close the watch; a wait ends."""

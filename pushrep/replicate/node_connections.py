@@ -16,12 +16,13 @@ from contextlib import suppress
 from functools import partial
 
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
+from pushrep.env.network import tune
 from pushrep.replay.slices import Buffers
 from pushrep.replicate.access import identity_in
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_calls import REPLAY_CALLS
 from pushrep.replicate.replay_server import AcceptedConnection
-from pushrep.replicate.sockets import AnySocket, send_all, tune
+from pushrep.replicate.sockets import AnySocket, send_all
 from pushrep.wire.calls import ApiKey, refusal
 from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
