@@ -72,7 +72,7 @@ class ReplayClient(ClosedAtExit):
         try:
             address = Address.parse(self.where)
         except BadArgument as error:
-            raise BadArgument("where", f"{where} is no directory of logs, and no node: {error.why}") from None
+            raise BadArgument("where", f"{where} is no directory of logs, and no address: {error.why}") from None
         if counters is not None or settings is not None or tuple(logs):
             raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
         self._replays = RemoteReplays(address, node if node is not None else NodeAccess(), clock)

@@ -186,7 +186,7 @@ COMMANDS = {
     "a promotion of nothing": ("promote nowhere", 2, "does not exist"),
     "a port that is none to listen at": ("replica serve d --listen 127.0.0.1:70000", 2, "70000 is no port"),
     "a port that is none of a broker": ("ship made --bootstrap-servers b:99999", 1, "ports up to 65535"),
-    "a port that is none of a node": ("replay 127.0.0.1:99999 t-0", 1, "the port up to 65535"),
+    "a port that is none of a node": ("replay 127.0.0.1:99999 t-0", 1, "99999 is no port: give 0 to 65535"),
     "a member where there are none": ("replica add made 127.0.0.1:1", 1, "pushrep append --replica HOST:PORT"),
     "no member to remove": ("replica remove made 1", 1, "pushrep append --replica HOST:PORT"),
     "moved, and the original is there": ("replica moved copied", 1, "made, which is still there"),
