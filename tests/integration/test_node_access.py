@@ -279,7 +279,7 @@ class Caller:
     def credit(self, event):
         """Send credit for another caller's session, which our client never does."""
         with suppress(OSError):
-            send_all(self.client(event)._opened.sock, encode(event, 1))
+            send_all(self.client(event).socket, encode(event, 1))
 
     def close(self):
         for client in self.clients.values():
