@@ -22,7 +22,6 @@ PRIVATE = {
     "_facts": "whom the coordinator names as a partition's holder; nothing else says it without Kafka's reassignment",
     "_member": "where a program that is killed stands, without waiting for its next commit",
     "_moving": "held, so that a call is cancelled between a fetched record and the partitions that come",
-    "_opened": "the socket of a client, for bytes that no client sends",
     "_pushes": "when a watermark went alone last, which is hours ago in the test",
     "_resources": "what the end of a process frees, behind a close that ran out of time",
     "_signals": "a job runs beside others in a thread, where Python lets nobody handle signals",
