@@ -4,7 +4,8 @@
                                                               one request on its way to each broker
       a report says delivered ─▶ out of the queue
       a report says failed    ─▶ a new client; everything that is in the queue goes out again, from the first on
-                                 what no retry solves (too large, not allowed) stops its partition until `retry`
+                                 what no retry solves (too large, not allowed) stops its partition until `retry`; the
+                                 records of a batch that was refused are sent one by one first, to find the one
 
 So the prefix condition holds: per (PID, source partition) each attempt reaches the log in order and without holes.
 Why a new client: with `enable.gapless.guarantee` the old one ends at a failure rather than go past it.
@@ -99,6 +100,16 @@ _FINAL = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
+# The broker refuses a batch for one of its records, or because all together are too large.
+_OF_ONE_RECORD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+    }
+)
+_ALONE = {"batch.num.messages": 1}
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 _MAX_BLOCK_MS = 60_000  # as long as Kafka's own producer waits for memory
 _DRAIN_S = 5.0
@@ -177,6 +188,8 @@ class SourcePartitionProducer:
         self._attempts = 0
         self._serve_at_s = 0.0
         self._renew_at_s: float | None = None
+        self._suspects: set[StreamMetadata] = set()  # refused together
+        self._alone = 0  # how many records the present client sends alone, and nothing else; 0: it is a usual one
         self._is_closed = False
         self._client = Producer(self._config)
         self.partition_count = self._fixed_count(partition_count)
@@ -246,6 +259,10 @@ class SourcePartitionProducer:
         self._serve_at_s = time.monotonic() + _SERVE_EVERY_S
         with self._lock:
             done = self._process_reports()
+            if self._alone:
+                self._alone -= min(len(done), self._alone)
+                if not self._alone:
+                    self._renew_at_s = time.monotonic()
             if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s and not self._is_closed:
                 done += self._renew()
         self._delivered.extend(report for report in done if report[1].on_delivery is not None)
@@ -285,7 +302,7 @@ class SourcePartitionProducer:
                 left, stopped = len(self._in_flight), self._in_flight.stopped
                 if left == 0:
                     break
-                if stopped and next(self._in_flight.outgoing(), None) is None:
+                if stopped and not self._in_flight.outgoing():
                     raise self._in_flight.refusal(min(stopped))
             if time.monotonic() >= deadline_s:
                 raise NotDelivered(left, timeout_s)
@@ -339,7 +356,7 @@ class SourcePartitionProducer:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
             self._in_flight.check(pending.partition, pending.metadata)
-            if self._renew_at_s is not None:
+            if self._renew_at_s is not None or self._alone:
                 return False
             try:
                 self._send(pending)
@@ -374,8 +391,10 @@ class SourcePartitionProducer:
                     self._attempts = 0
                     done.append(report)
                 continue
-            if error.code() in _FINAL:
-                self._in_flight.fail(pending, missing_right(error, "", self.topic, "WRITE") or KafkaException(error))
+            if error.code() in _OF_ONE_RECORD and not self._alone:
+                self._suspects.add(pending.metadata)
+            elif error.code() in _FINAL:
+                self._in_flight.fail(pending, missing_right(error, "", self.topic, "WRITE") or _why(error, pending))
             if client is self._client:
                 self._plan_renewal()
         return done
@@ -386,12 +405,16 @@ class SourcePartitionProducer:
             self._attempts += 1
 
     def _renew(self) -> list[_Report]:
-        """A new client, and everything that is not acknowledged once more, from the first record on."""
+        """A new client, and everything that is not acknowledged once more, from the first record on; after a refusal
+        first, one by one, what was refused together and what is before it.
+        """
         self._release()
         done = self._process_reports()  # what the old client delivered before it ended
-        self._client, self._renew_at_s = Producer(self._config), None
+        alone = self._in_flight.outgoing(self._suspects) if self._suspects else []
+        self._alone, self._suspects = len(alone), set()
+        self._client, self._renew_at_s = Producer({**self._config, **(_ALONE if self._alone else {})}), None
         try:
-            for pending in self._in_flight.outgoing():
+            for pending in alone or self._in_flight.outgoing():
                 self._send(pending)
         except (BufferError, KafkaException):
             # The rest goes out with the next attempt, after what is in the log by then.
@@ -426,6 +449,12 @@ class SourcePartitionProducer:
             if error.args[0].code() in _NOT_THERE:
                 raise topic_missing(self.topic) from None
             raise
+
+
+def _why(error: KafkaError, pending: _Pending) -> KafkaException:
+    if error.code() != KafkaError.INVALID_TIMESTAMP:
+        return KafkaException(error)
+    return KafkaException(KafkaError(error.code(), f"{error.str()}: its timestamp is {pending.timestamp_ms} ms"))
 
 
 def _notify(

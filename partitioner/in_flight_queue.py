@@ -9,7 +9,8 @@ written twice so is a replay, which readers drop. Pure.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from filtering import StreamMetadata
@@ -87,8 +88,14 @@ class InFlightQueue(Generic[Record]):
         """Let the partition go on: the cause of its failure is corrected."""
         self._stopped.pop(partition, None)
 
-    def outgoing(self) -> Iterator[Record]:
-        """What is not acknowledged in partitions that are not stopped, each partition in order."""
+    def outgoing(self, up_to: Collection[StreamMetadata] = ()) -> list[Record]:
+        """What is not acknowledged in partitions that are not stopped, each partition in order.
+
+        up_to: only these records and those before them in their partition; empty: all.
+        """
+        found: list[Record] = []
         for partition, waiting in self._pending.items():
             if partition not in self._stopped:
-                yield from waiting
+                last = max((n for n, one in enumerate(waiting) if one.metadata in up_to), default=-1) + 1
+                found += islice(waiting, last) if up_to else waiting
+        return found

@@ -190,6 +190,27 @@ def test_a_record_that_the_topic_refuses_stops_its_partition_until_it_is_mended(
     assert filtered(broker, name, 1)[0] == {1: list(range(10)), 3: list(range(5))}
 
 
+def test_of_a_refused_batch_the_guilty_record_is_named(broker):
+    """faults S5, B1: what is before it in its batch is in the log; another partition's records, refused together as one
+    batch that is too large, go through.
+    """
+    create_topic(broker.bootstrap_servers, name := next(_topics), partitions=2, max_message_bytes=2000)
+    ahead_ms = time.time_ns() // 1_000_000 + 7_200_000
+    with confluent(broker, name, {"linger.ms": 200}) as producer:
+        for n in range(20):
+            producer.produce(StreamMetadata(PID, 0, n), b"%d" % n, timestamp_ms=ahead_ms if n == 11 else None)
+            producer.produce(StreamMetadata(PID, 1, n), b"%d" % n, headers=[("h", bytes(150))])
+        with pytest.raises(PartitionStopped, match=f"its timestamp is {ahead_ms} ms") as stopped:
+            producer.flush()
+        assert (stopped.value.partition, stopped.value.metadata.offset) == (0, 11)
+        assert filtered(broker, name, 0)[0] == {0: list(range(11))}
+        assert filtered(broker, name, 1)[0] == {1: list(range(20))}
+        alter_topic(broker.bootstrap_servers, name, message_timestamp_after_max_ms=9_000_000)
+        producer.retry(0)
+        producer.flush()
+    assert filtered(broker, name, 0)[0] == {0: list(range(20))}
+
+
 def test_a_broker_that_is_killed_loses_nothing(broker, topic):
     with confluent(broker, topic, {"socket.timeout.ms": 3000}) as producer:
         produce(producer, range(200))

@@ -53,6 +53,13 @@ def test_nothing_goes_past_a_record_that_failed_for_good():
     assert [one for one in books.outgoing() if one.partition == 0] == [first, second]
 
 
+def test_of_records_that_were_refused_together_only_those_and_what_is_before_them_go_first():
+    books = InFlightQueue()
+    zero, one, _two = (taken(books, 0, n) for n in range(3))
+    taken(books, 1, 0)
+    assert books.outgoing({one.metadata}) == [zero, one]
+
+
 def test_a_failure_behind_another_record_stops_nothing():
     books = InFlightQueue()
     first, second = taken(books, 0, 1), taken(books, 0, 2)
