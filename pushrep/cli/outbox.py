@@ -1,4 +1,4 @@
-"""`pushrep outbox create | transfer | hold | skip | repartition | rebase`, and `pushrep ship`.
+"""`pushrep outbox create | transfer | hold | skip | parked | repartition | rebase`, and `pushrep ship`.
 
 The process that has the outbox open holds takeovers and skips records, asked on its control socket; without one, this
 process works on the directory.
@@ -28,7 +28,7 @@ import click
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.append import numbered_lines
 from pushrep.cli.common import log_at_least, parse_duration_s, show_json
-from pushrep.cli.options import client_properties_option, copy_check_option, log_options, tls_options
+from pushrep.cli.options import client_properties_option, copy_check_option, log_options, time_ms_of, tls_options
 from pushrep.cli.progress import progress
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
@@ -38,7 +38,7 @@ from pushrep.errors import PushrepError
 from pushrep.health import HealthSettings
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.destination import destination_of as destination_by_options
-from pushrep.kafka.progress import ShippingProgress, read_progress
+from pushrep.kafka.progress import ShippingProgress, Skip, read_progress
 from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogConfig, LogLocked
 from pushrep.log.directory_files import outboxes_at
@@ -53,14 +53,15 @@ from pushrep.outbox import (
     StandbyState,
 )
 from pushrep.outbox.control import NobodyAnswers, ask
-from pushrep.outbox.destinations import repartition, skip_all, skip_record
+from pushrep.outbox.destinations import SkippedRecords, parked_records, repartition, skip_all, skip_records
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import identity_in
+from pushrep.outbox.member_changes import calls_of
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
-from pushrep.status.table import time_text
+from pushrep.status.table import table, time_text, width
 
 _END_S = 10.0
 _AGAIN_S = 0.05
@@ -269,59 +270,181 @@ _TOPIC = click.option("--topic", help="The Kafka topic.  [default: the only one 
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
-@outbox.command(short_help="Never ship a record, or to a topic.")
-@click.argument("offset", metavar="OFFSET|all")
-@click.option(
+_OUTBOX_AT = click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
     default=".",
     show_default=True,
     help="The outbox's directory.",
 )
+
+
+@outbox.command(short_help="Never ship some records, or to a topic.")
+@click.argument("offsets", metavar="[OFFSET|FIRST-LAST|all]", default="")
+@_OUTBOX_AT
 @click.option(
-    "--partition", type=click.IntRange(0), default=0, show_default=True, help="The partition of the outbox's log."
+    "--partition",
+    type=click.IntRange(0),
+    help="The partition of the outbox's log.  [default: 0 with OFFSET, else all of them]",
 )
-@click.option("--reason", help="Why the record is not shipped; stored with its offset. Needed with OFFSET.")
+@click.option("--before", metavar="TIME", help="Only records whose own time is before: an ISO 8601 time.")
+@click.option("--after", metavar="TIME", help="Only records whose own time is after: an ISO 8601 time.")
+@click.option(
+    "--larger-than", metavar="BYTES", type=click.IntRange(0), help="Only records that alone make a larger batch."
+)
+@click.option("--reason", help="Why the records are not shipped; stored with their offsets. Needed, except with all.")
 @_TOPIC
 @_JSON
 def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
-    offset: str, directory: Path, partition: int, reason: str | None, topic: str | None, as_json: bool,  # noqa: FBT001
+    offsets: str, directory: Path, partition: int | None, before: str | None, after: str | None,
+    larger_than: int | None, reason: str | None, topic: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Never ship the record at OFFSET, which the topic's broker refuses; shipping continues with the next record. Or
-    all: ship nothing to the topic any more.
+    those from FIRST to LAST, or all that are in the log now and of a time or size. Or all: ship nothing to the topic
+    any more.
 
     \b
       pushrep outbox skip 1042 --directory outbox --partition 3 --reason "12 MB, the topic takes 1 MB"
+      pushrep outbox skip --before 2026-01-31 --directory outbox --reason "older than the topic keeps"
       pushrep outbox skip all --directory outbox --topic orders
 
-    OFFSET is that of the outbox's log. Readers of the topic see a gap in the source offsets. The record stays in the
-    log. After `skip all` retention keeps no records for the topic, and its shipping progress is deleted: a later start
-    that ships to it again ships everything from the start of the logs. A service may have the outbox open, but it
-    refuses `skip all` for the topic that it ships to.
+    Offsets are those of the outbox's log. Readers of the topic see a gap in the source offsets. The records stay in
+    the log. Repeated, the command changes nothing. After `skip all` retention keeps no records for the topic, and its
+    shipping progress is deleted: a later start that ships to it again ships everything from the start of the logs. A
+    service may have the outbox open, but it refuses `skip all` for the topic that it ships to.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if offset == "all":
+    if offsets == "all":
         if topic is None:
             raise click.UsageError("name the topic: skip all --topic TOPIC")
         _ask_or(directory, "skip-all", {"topic": topic}, lambda: skip_all(directory, topic))
         said: dict[str, Any] = {"topic": topic}
         text = f"nothing is shipped to topic {topic} any more, and no records are kept for it"
     else:
-        if not offset.isdecimal():
-            raise click.BadParameter(f"{offset!r} is neither an offset nor all", param_hint="OFFSET")
-        number, why = int(offset), reason or ""
-        said = {"partition": partition, "offset": number, "reason": why}
-        asked = said | ({} if topic is None else {"topic": topic})
-        _ask_or(directory, "skip", asked, lambda: skip_record(directory, partition, number, why, topic=topic))
-        text = f"offset {number:,} of partition {partition} will not be shipped: {why}"
+        start, end = _range_of(offsets)
+        filters = {
+            "before_ms": None if before is None else time_ms_of("--before", before),
+            "after_ms": None if after is None else time_ms_of("--after", after),
+            "larger_than_bytes": larger_than,
+        }
+        if end is None and set(filters.values()) == {None}:
+            raise click.UsageError("name records: OFFSET, FIRST-LAST, --before, --after or --larger-than")
+        if end is not None and partition is None:
+            partition = 0
+        records: dict[str, Any] = {
+            "reason": reason or "",
+            "partition": partition,
+            "start": start,
+            "end": end,
+            **filters,
+        }
+        wanted = SkippedRecords(**records)
+        asked = {"records": records} | ({} if topic is None else {"topic": topic})
+        skips = [
+            Skip(*one)
+            for one in _ask_or(directory, "skip", asked, lambda: skip_records(directory, wanted, topic=topic))
+        ]
+        said = {"reason": wanted.reason, "skipped": [one._asdict() for one in skips]}
+        text = "\n".join(map(_said_of, skips)) or "nothing is given up: no such records are left, or they are already"
     show_json(said) if as_json else click.echo(text)
 
 
-def _ask_or(directory: Path, call: str, arguments: dict[str, Any], otherwise: Callable[[], object]) -> None:
+def _said_of(skip: Skip) -> str:
+    last = f" to {skip.end - 1:,}" if skip.end else ""
+    return f"offset {skip.offset:,}{last} of partition {skip.partition} will not be shipped: {skip.reason}"
+
+
+def _range_of(offsets: str) -> tuple[int, int | None]:
+    """[start, end) of an offset or FIRST-LAST; to no end without either. Raises click.BadParameter."""
+    first, dash, last = offsets.partition("-")
+    if not offsets:
+        return 0, None
+    if not first.isdecimal() or not (last.isdecimal() if dash else not last) or (dash and int(last) < int(first)):
+        raise click.BadParameter(f"{offsets!r} is neither an offset, nor FIRST-LAST, nor all", param_hint="OFFSET")
+    return int(first), int(last or first) + 1
+
+
+def _ask_or(directory: Path, call: str, arguments: dict[str, Any], otherwise: Callable[[], Any]) -> Any:
     """Ask the process that has the outbox open; if there is none, do it here."""
     try:
-        ask(directory, call, arguments)
+        return ask(directory, call, arguments)
     except NobodyAnswers:
-        otherwise()
+        return otherwise()
+
+
+@outbox.group(short_help="Look at records that a topic refused.")
+def parked() -> None:
+    """What to do with the records that a topic refused and that were parked: KafkaDestination(on_refused="park").
+
+    \b
+      pushrep outbox parked list --directory outbox
+      pushrep outbox parked resend 3 --directory outbox
+      pushrep outbox parked done 4 --directory outbox
+
+    A parked record is a problem, and `wait_shipped` raises RecordsParked, until it was sent again or is done.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+
+
+_NUMBERS = click.argument("offsets", metavar="OFFSET...", type=click.IntRange(0), nargs=-1, required=True)
+
+
+@parked.command("list", short_help="List the records that are parked.")
+@_OUTBOX_AT
+@_JSON
+def parked_list(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """List the records that are parked and not done. OFFSET is that in the parking log, which `resend` and `done` take.
+
+    A service may have the outbox open.
+    """
+    found = parked_records(directory)
+    if as_json:
+        show_json({"parked": [one._asdict() for one in found]})
+        return
+    columns = ["offset", "topic", "partition", "its offset", "parked", "error"]
+    rows = [
+        [str(one.number), one.topic, str(one.partition), str(one.offset), time_text(one.at_ms), one.message]
+        for one in found
+    ]
+    click.echo("\n".join(table(columns, rows, width())) if rows else "no record is parked")
+
+
+@parked.command("resend", short_help="Append parked records anew.")
+@_NUMBERS
+@_OUTBOX_AT
+@_JSON
+def parked_resend(offsets: tuple[int, ...], directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Append the parked records at these OFFSETs of the parking log anew, and end them.
+
+    They get new offsets in their partition, behind all that is there: under its old key, every filtering reader would
+    drop such a record. One that carries the metadata of another source is refused: its source has to append it again.
+    """
+    asked = {"numbers": list(offsets)}
+    found = _ask_or(directory, "parked-resend", asked, lambda: _in_closed(directory, "parked-resend", asked))
+    if as_json:
+        show_json({"resent": [{"partition": partition, "offset": offset} for partition, offset in found]})
+        return
+    for partition, offset in found:
+        click.echo(f"appended to partition {partition} at offset {offset:,}")
+
+
+@parked.command("done", short_help="End parked records.")
+@_NUMBERS
+@_OUTBOX_AT
+@_JSON
+def parked_done(offsets: tuple[int, ...], directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Say that the parked records at these OFFSETs of the parking log are dealt with. They stay in it."""
+    asked = {"numbers": list(offsets)}
+    _ask_or(directory, "parked-done", asked, lambda: _in_closed(directory, "parked-done", asked))
+    show_json({"done": list(offsets)}) if as_json else click.echo(f"{len(offsets)} parked records are done")
+
+
+def _in_closed(directory: Path, call: str, arguments: dict[str, Any]) -> Any:
+    """The control call, on an outbox that nobody has open."""
+    identity = identity_in(REAL_FILESYSTEM, directory)
+    with Outbox.open(
+        directory, identity.topic, identity.partitions, identity.producer,
+        carrier=identity.carrier, config=OutboxConfig(create=False),
+    ) as outbox:  # fmt: skip
+        return calls_of(outbox.facts, outbox.append)[call](arguments)
 
 
 @outbox.command("repartition", short_help="Use more partitions of the topic.")

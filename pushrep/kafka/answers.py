@@ -64,11 +64,15 @@ class Code(IntEnum):
 
 
 class BrokerAnswer(NamedTuple):
-    """A broker's answer for one batch. `base_offset` is -1 if it does not know; `message` is for people."""
+    """A broker's answer for one batch. `base_offset` is -1 if it does not know; `message` is for people.
+
+    record_errors: the records that it refused, each by its number in the batch, with the broker's words (KIP-467).
+    """
 
     error_code: int
     base_offset: int
     message: str = ""
+    record_errors: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
         name = Code.name_of(self.error_code)
@@ -88,9 +92,12 @@ class AnswerReaction(Enum):
     RESYNC = auto()
     """The broker has lost this producer id's state: go on under a new id, after what the topic holds."""
     SPLIT = auto()
-    """Too large as one batch."""
+    """Too large as one batch; a record that is refused alone stops its partition."""
+    ISOLATE = auto()
+    """One of its records is refused: send that one alone, after those before it; refused again it stops its partition.
+    """
     STOP = auto()
-    """Wait until somebody changes the topic's settings, the rights, or skips the record."""
+    """Wait until somebody changes the topic's settings or the rights."""
 
 
 _REACTIONS: Mapping[int, AnswerReaction] = {
@@ -116,11 +123,11 @@ _REACTIONS: Mapping[int, AnswerReaction] = {
     Code.INVALID_TOPIC_EXCEPTION: AnswerReaction.STOP,
     Code.TOPIC_AUTHORIZATION_FAILED: AnswerReaction.STOP,
     Code.CLUSTER_AUTHORIZATION_FAILED: AnswerReaction.STOP,
-    Code.INVALID_TIMESTAMP: AnswerReaction.STOP,
+    Code.INVALID_TIMESTAMP: AnswerReaction.ISOLATE,
     Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: AnswerReaction.STOP,
     Code.POLICY_VIOLATION: AnswerReaction.STOP,
     Code.UNSUPPORTED_COMPRESSION_TYPE: AnswerReaction.STOP,
-    Code.INVALID_RECORD: AnswerReaction.STOP,
+    Code.INVALID_RECORD: AnswerReaction.ISOLATE,
 }
 
 

@@ -17,6 +17,7 @@ from pushrep.topic_id_partition import topic_fault
 _TOKENS = "OAUTHBEARER"
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
 _FENCES = ("preferred", "required", "off")
+_ON_REFUSED = ("stop", "park")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _Ms = Annotated[int, Between(1, (1 << 31) - 1)]  # both clients take 32 bits
 
@@ -49,6 +50,8 @@ class KafkaDestination:
     fence: whether this instance fences other instances of the outbox at the topic, which needs the ACL WRITE for the
         transactional ids `pushrep-<outbox id>-*`. "preferred": without that right, records are shipped with a warning.
         "required": without it, nothing is shipped. "off": no instance is fenced.
+    on_refused: what happens at a record that the topic refuses for itself (its time, its size, invalid). "stop": its
+        partition stops. "park": it goes to the parking log, and its partition goes on.
     Raises BadArgument, which names the setting.
     """
 
@@ -69,6 +72,7 @@ class KafkaDestination:
     retry_backoff_ms: _Ms = 100
     retry_backoff_max_ms: _Ms = 1000
     fence: Annotated[str, OneOf(_FENCES)] = "preferred"
+    on_refused: Annotated[str, OneOf(_ON_REFUSED)] = "stop"
 
     def __post_init__(self) -> None:
         check(self)

@@ -5,10 +5,12 @@ AnotherCluster                     correct bootstrap_servers
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
 OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep outbox rebase
 CorruptDestinationsFile            restore or remove the file       OutboxTakenOver   close one of two instances
+RecordsParked                      pushrep outbox parked list
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from pushrep.errors import PushrepError
 from pushrep.records import Record
@@ -140,15 +142,40 @@ class ShippingTimeout(ShippingError, TimeoutError):
         self.timeout, self.records, self.reason = timeout, records, reason
 
 
-class RecordAboveLimit(ShippingError):
-    """A single record is larger than the topic's max.message.bytes."""
+class RefusedByTopic(ShippingError):
+    """The topic does not take this record, or would delete it on arrival. Its log partition is stopped there.
 
-    def __init__(self, offset: int, size_bytes: int, limit_bytes: int) -> None:
+    directory: the outbox's. code: the broker's error, as in `answers.Code`; None: it was not sent. why: what is wrong,
+    in the broker's words where it said so. setting: the setting that says so, its value and who set it, if one does.
+    """
+
+    def __init__(  # noqa: PLR0913 - what was refused, where and why
+        self, topic: str, partition: int, offset: int, *, directory: Path, code: int | None, why: str, setting: str = ""
+    ) -> None:
+        way_out = f"The limit is {setting}: change it, or give the record up" if setting else "Give the record up"
         super().__init__(
-            f"the record at offset {offset} makes a batch of {size_bytes} bytes, above max.message.bytes="
-            f"{limit_bytes}: raise that, or give the record up: pushrep outbox skip {offset} --reason ..."
+            f"topic {topic} does not take the record at offset {offset} of partition {partition}: {why}. {way_out}: "
+            f"pushrep outbox skip {offset} --partition {partition} --topic {topic} --directory {quote(str(directory))} "
+            "--reason WHY"
         )
-        self.offset, self.size_bytes, self.limit_bytes = offset, size_bytes, limit_bytes
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.code, self.why, self.setting = code, why, setting
+
+
+class RecordsParked(ShippingError):
+    """Everything else is in the topic: these records were refused, and are in the parking log (`on_refused="park"`).
+
+    `places`: partition and offset of each, until an operator ends it.
+    """
+
+    def __init__(self, topic: str, places: Sequence[tuple[int, int]], directory: Path) -> None:
+        named = ", ".join(f"offset {offset} of partition {partition}" for partition, offset in places[:10])
+        more = f" and {len(places) - 10} more" if len(places) > 10 else ""
+        super().__init__(
+            f"topic {topic} refused {named}{more}: parked. See pushrep outbox parked list --directory "
+            f"{quote(str(directory))}"
+        )
+        self.topic, self.places = topic, tuple(places)
 
 
 class TopicReplaced(ShippingError):

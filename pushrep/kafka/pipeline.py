@@ -12,8 +12,8 @@ measure an id's silence by the batch's newest timestamp, not by its arrival.
 
 A sealed batch above the topic's limit is split between records (`pieces_of`): only then are records encoded again.
 
-    batch [100, 180), 900 KB, limit 500 KB  ─▶  [100, 140) [140, 180)       each below the limit as it is sent
-    a record that alone is above it: RecordAboveLimit, with its offset
+    batch [100, 180), 900 KB, limit 500 KB  ─▶  [100, 140) [140, 180)              each below the limit as it is sent
+    record 111 was refused                  ─▶  [100, 111) [111, 112) [112, 180)   what is before it, then it alone
 """
 
 from collections import deque
@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
-from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.progress import OffsetRanges
-from pushrep.records import Record, RecordBatch, encode_batch
+from pushrep.records import Codec, Record, RecordBatch, encode_batch
 
 IN_FLIGHT_MAX = 5
 """Brokers recognise the last five batches of a producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
@@ -57,6 +56,10 @@ class SentBatch:
     @property
     def is_acknowledged(self) -> bool:
         return self.base_offset is not None
+
+    @property
+    def has_one_record(self) -> bool:
+        return self.batch.header.last_offset_delta == 0
 
 
 class Pipeline:
@@ -159,7 +162,8 @@ class Pipeline:
         if answer is None:  # it was not sent again after a later one failed
             return first, AnswerReaction.RETRY
         reaction = reaction_to(answer.error_code)
-        if reaction in {AnswerReaction.SPLIT, AnswerReaction.STOP} and any(one.is_acknowledged for one in self._sent):
+        is_refused = reaction in {AnswerReaction.SPLIT, AnswerReaction.ISOLATE, AnswerReaction.STOP}
+        if is_refused and any(one.is_acknowledged for one in self._sent):
             # A later one is in the topic, so this one is, too; its answer was lost.
             return first, AnswerReaction.RESYNC
         return first, reaction
@@ -186,6 +190,9 @@ def connection_lost(why: str) -> BrokerAnswer:
     return BrokerAnswer(Code.NETWORK_EXCEPTION, -1, why)
 
 
+_NONE = OffsetRanges()
+
+
 class BatchPiece(NamedTuple):
     """Records [start, end) of the log as one batch; batch is None if all of them are skipped."""
 
@@ -194,29 +201,29 @@ class BatchPiece(NamedTuple):
     batch: RecordBatch | None
 
 
-def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[BatchPiece]:
+def pieces_of(
+    batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges, alone: OffsetRanges = _NONE
+) -> Iterator[BatchPiece]:
     """The batch's records from offset `start` on, without the `skipped` ones: the batch itself if it fits.
 
-    Raises RecordAboveLimit at a record that does not fit alone; CorruptRecordBatch.
+    A record of `alone`, and one that does not fit, is a piece of its own. Raises CorruptRecordBatch.
     """
     header = batch.header
     end = header.next_offset
-    is_whole = start <= header.base_offset and not skipped.meets(start, end)
+    is_whole = start <= header.base_offset and not skipped.meets(start, end) and not alone.meets(start, end)
     if is_whole and header.size_bytes <= size_max_bytes:
         yield BatchPiece(header.base_offset, end, batch)
         return
     records = [one for one in batch.records() if one.offset >= start and one.offset not in skipped]
     at, begin = 0, start
     while at < len(records):
-        count = len(records) - at
-        piece = _encoded(batch, records[at : at + count])
+        count = next((n - at for n in range(at, len(records)) if records[n].offset in alone), len(records) - at) or 1
+        piece = _encoded(header.codec, records[at : at + count])
         while piece.header.size_bytes > size_max_bytes and count > 1:
             # By size, with a margin: parts of a batch of unequal records are not of equal size.
             share = size_max_bytes / piece.header.size_bytes
             count = max(1, min(count // 2 if share < 0.9 else count - 1, int(count * share * 0.95)))
-            piece = _encoded(batch, records[at : at + count])
-        if piece.header.size_bytes > size_max_bytes:
-            raise RecordAboveLimit(records[at].offset, piece.header.size_bytes, size_max_bytes)
+            piece = _encoded(header.codec, records[at : at + count])
         at += count
         piece_end = records[at].offset if at < len(records) else end
         yield BatchPiece(begin, piece_end, piece)
@@ -225,11 +232,16 @@ def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: Offs
         yield BatchPiece(begin, end, None)
 
 
-def _encoded(batch: RecordBatch, records: Sequence[Record]) -> RecordBatch:
+def size_alone(record: Record, codec: Codec = Codec.NONE) -> int:
+    """The size in bytes of the batch that is sent for this record alone."""
+    return _encoded(codec, [record]).header.size_bytes
+
+
+def _encoded(codec: Codec, records: Sequence[Record]) -> RecordBatch:
     return encode_batch(
         [one.value for one in records],
         keys=[one.key for one in records],
         headers=[one.headers for one in records],
         timestamps_ms=[one.timestamp_ms for one in records],
-        codec=batch.header.codec,
+        codec=codec,
     )

@@ -88,10 +88,10 @@ class OffsetRanges:
     def missing(self, start: int, end: int) -> "OffsetRanges":
         """The ranges of [start, end) that are not in the set."""
         found = OffsetRanges()
-        for one_start, one_end in self:
-            if start < min(one_start, end):
-                found.add(start, min(one_start, end))
-            start = max(start, one_end)
+        for at in range(bisect_right(self._ends, start), bisect_right(self._starts, end)):
+            if start < min(self._starts[at], end):
+                found.add(start, min(self._starts[at], end))
+            start = max(start, self._ends[at])
         if start < end:
             found.add(start, end)
         return found
@@ -204,6 +204,17 @@ class ShippingProgress:
         return OffsetRanges(
             (one.offset, one.end or one.offset + 1) for one in self.skipped if one.partition == partition
         )
+
+    def skipping(self, skips: Iterable[Skip]) -> "ShippingProgress":
+        """With these records given up, too. What is given up already is not listed again."""
+        known: dict[int, OffsetRanges] = {}
+        added = []
+        for one in skips:
+            if one.partition not in known:
+                known[one.partition] = self.skipped_of(one.partition)
+            for start, end in known[one.partition].missing(one.offset, one.end or one.offset + 1):
+                added.append(one._replace(offset=start, end=None if end == start + 1 else end))
+        return replace(self, skipped=(*self.skipped, *added))
 
     def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "ShippingProgress":
         """For the present topic: open partition counts are fixed, and another topic's numbers are dropped."""

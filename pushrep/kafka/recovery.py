@@ -6,7 +6,9 @@
     RESYNC                the session lets the partition begin anew: it is fenced again, or gets a new producer id, and
                           our records in it are matched from the last known offset on
     SPLIT                 unacknowledged records are read again from the log, in smaller pieces
-    STOP                  the same, and the log partition waits until somebody acts
+    ISOLATE               the same: up to the refused record, then this record alone
+    STOP                  the same, and the log partition waits until somebody acts; so it does at a record that is
+                          refused alone
 
 Nothing is in flight then. A request of a broken connection may still be in a broker's queue; what it appends later
 continues the topic's records in order and without holes, so a reader's filter drops the second copies.
@@ -27,6 +29,8 @@ from itertools import count
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from filtering import StreamMetadata
 from filtering.retry import Backoff, RetryPolicy, ask_in_background
 from pushrep.env import Clock
@@ -37,11 +41,13 @@ from pushrep.kafka.errors import (
     BeginsAnew,
     DestinationRefused,
     KafkaUnreachable,
+    RefusedByTopic,
+    ShippingError,
     TopicLostRecords,
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.pipeline import Pipeline, SentBatch
+from pushrep.kafka.pipeline import BatchPiece, Pipeline, SentBatch
 from pushrep.kafka.progress import OffsetRanges, ShippingProgress, counts_of
 from pushrep.kafka.resume import (
     Matching,
@@ -59,6 +65,7 @@ _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
+_LIMITS: Mapping[int, str] = {Code.MESSAGE_TOO_LARGE: "max.message.bytes", Code.RECORD_LIST_TOO_LARGE: "segment.bytes"}
 _ONE_BATCH = 1  # byte: a broker answers with one whole batch, whatever its size
 
 
@@ -69,7 +76,7 @@ class UntilDone(Protocol):
 
 
 class ShippingRecovery:
-    """See the file's map. `size_max_bytes`: the largest batch that the topic takes."""
+    """See the file's map. `size_max_bytes`: the largest batch that is sent, as far as records can be parted."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a session stands on, and how it ends
         self,
@@ -188,7 +195,7 @@ class ShippingRecovery:
         else:
             del state.unread[partition]
 
-    async def recover(self, pipeline: Pipeline) -> tuple[ShippedPartition, str] | None:
+    async def recover(self, pipeline: Pipeline) -> tuple[ShippedPartition, ShippingError] | None:
         """Reopen a drained pipeline; returns a log partition that has to stop, and why.
 
         The reaction is not RESYNC. Raises TopicReplaced, TopicMissing.
@@ -197,25 +204,78 @@ class ShippingRecovery:
         failures = self._failures[pipeline.partition] = self._failures.get(pipeline.partition, 0) + 1
         why = f"{self._facts.topic}-{pipeline.partition}: {first.answer}"
         _LOG.info("%s, so: %s", why, reaction.name)
+        if reaction is AnswerReaction.ISOLATE:
+            return self._part(pipeline, first)
         if reaction is AnswerReaction.SPLIT:
             await self._look_at_topic()
-            self._learn_limit(len(first.data))
+            self._learn_limit(first)
+            return self._part(pipeline, first)
+        if reaction is AnswerReaction.STOP:
             self._take_back(pipeline, first)
-        elif reaction is AnswerReaction.STOP:
-            self._take_back(pipeline, first)
-            if first.answer is not None and first.answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
-                why = str(right_missing("WRITE", "topic", self._facts.topic, first.answer.error_code))
-            return self._state.sources[first.partition], why
-        else:
-            if failures > 1:
-                self._state.set_trouble(why, pipeline.partition)
-            await self._pause(failures)
-            if reaction is AnswerReaction.CHECK_TOPIC:
-                await self._look_at_topic()
-            if reaction is not AnswerReaction.RETRY:
-                await self.refresh()
-            pipeline.reopen()
+            return self._state.sources[first.partition], self._why_stopped(first)
+        if failures > 1:
+            self._state.set_trouble(why, pipeline.partition)
+        await self._pause(failures)
+        if reaction is AnswerReaction.CHECK_TOPIC:
+            await self._look_at_topic()
+        if reaction is not AnswerReaction.RETRY:
+            await self.refresh()
+        pipeline.reopen()
         return None
+
+    def _why_stopped(self, refused: SentBatch) -> ShippingError:
+        topic = self._facts.topic
+        assert refused.answer is not None, "it is what stops"
+        if refused.answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+            return right_missing("WRITE", "topic", topic, refused.answer.error_code)
+        return ShippingError(f"topic {topic}: {refused.answer}")
+
+    def _part(self, pipeline: Pipeline, first: SentBatch) -> tuple[ShippedPartition, ShippingError] | None:
+        """Send the records of a refused batch in smaller pieces. A record that was sent alone: return why it stops."""
+        assert first.answer is not None, "it was refused"
+        code, _, words, refused = first.answer
+        source = self._state.sources[first.partition]
+        offsets = source.offsets_of(first)
+        if first.has_one_record or code in {Code.INVALID_TIMESTAMP, Code.INVALID_RECORD}:
+            source.isolate(first, [number for number, _ in refused])
+        self._take_back(pipeline, first)
+        if not first.has_one_record or not offsets:  # without: it was skipped meanwhile
+            return None
+        time_ms = first.batch.header.max_timestamp_ms
+        why = f"{Code.name_of(code)} ({(refused and refused[0][1]) or words})"
+        if code == Code.INVALID_TIMESTAMP:
+            why += f", its time is {np.datetime64(time_ms, 'ms')}Z"
+            is_late = time_ms < self._clock.wall_ms()
+            setting = self._facts.named(f"message.timestamp.{'before' if is_late else 'after'}.max.ms")
+        else:
+            why += f" in a batch of {len(first.data)} bytes"
+            setting = self._facts.named(_LIMITS.get(code, ""))
+        return source, self._refused(source, offsets[0], code, why, setting)
+
+    def check_piece(self, source: ShippedPartition, piece: BatchPiece) -> None:
+        """Raise RefusedByTopic for a piece that the topic would not keep: too large, or too old."""
+        assert piece.batch is not None, "skipped records are not sent"
+        header, facts = piece.batch.header, self._facts
+        offset = source.skipped.end_of(piece.start)
+        is_stopping = self._destination.on_refused == "stop"  # else the broker has to refuse it before it is parked
+        if header.size_bytes > facts.max_message_bytes and header.last_offset_delta == 0 and is_stopping:
+            why = f"it makes a batch of {header.size_bytes} bytes"
+            limit = facts.named("max.message.bytes")
+            raise self._refused(source, offset, Code.MESSAGE_TOO_LARGE, why, limit)
+        since_ms = self._clock.wall_ms() - facts.retention_ms
+        if facts.retention_ms < 0 or header.max_timestamp_ms >= since_ms or facts.has_append_time:
+            return
+        if not source.has_since(since_ms):
+            time = np.datetime64(header.base_timestamp_ms, "ms")
+            why = f"its time is {time}Z, and nothing younger is to be sent, so the topic would delete it on arrival"
+            raise self._refused(source, offset, None, why, facts.named("retention.ms"))
+
+    def _refused(
+        self, source: ShippedPartition, offset: int, code: int | None, why: str, setting: str
+    ) -> RefusedByTopic:
+        directory = source.log.path.parent
+        topic = self._facts.topic
+        return RefusedByTopic(topic, source.partition, offset, directory=directory, code=code, why=why, setting=setting)
 
     def look_again(self) -> None:
         """Read the topic's settings again in the background, in case they were changed."""
@@ -237,11 +297,13 @@ class ShippingRecovery:
             if not source.in_flight:
                 source.rewind()
 
-    def _learn_limit(self, refused_bytes: int) -> None:
-        """Lower the batch size: the broker refused a batch below max.message.bytes (segment.bytes is a limit, too)."""
+    def _learn_limit(self, refused: SentBatch) -> None:
+        """Lower the batch size if a batch below max.message.bytes was refused: segment.bytes is a limit, too, and
+        brokers may compress otherwise. A single record is sent alone, however large.
+        """
         self.size_max_bytes = self._facts.max_message_bytes
-        if refused_bytes <= self.size_max_bytes:
-            self.size_max_bytes = max(1, refused_bytes // 2)
+        if len(refused.data) <= self.size_max_bytes and not refused.has_one_record:
+            self.size_max_bytes = max(1, len(refused.data) // 2)
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
         """Stop the log with `error` until it is known what the topic holds of it; None: let it go on."""
@@ -375,8 +437,7 @@ class ShippingRecovery:
             raise KafkaUnreachable(f"a broker of cluster {facts.cluster_id} answered")
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)
-        # A lower max.message.bytes loses no record: larger batches are split.
-        facts.check(batch_bytes=0, oldest_unsent_age_ms=self._state.oldest_unsent_age_ms())
+        facts.check(batch_bytes=0)  # a lower max.message.bytes loses no record: larger batches are split
         self._facts = facts
         return facts
 

@@ -3,7 +3,7 @@
 Produce 13 names the topic by its id, earlier versions by its name.
 If a topic is deleted and made again between two requests, the new one would take a batch out of the middle of the log,
 and readers would drop everything shipped later. With the id the broker refuses (UNKNOWN_TOPIC_ID). Brokers before 4.1
-know version 7 at most here, and get the name.
+know version 8 at most here, and get the name. From 8 on an answer names the records that were refused (KIP-467).
 
     transactionalId | acks i16 | timeoutMs i32 | [ topicId 16 | [ index i32 | records | tags ] | tags ] | tags
     [ topicId 16 | [ index i32 | errorCode i16 | baseOffset i64 | appendTimeMs i64 | logStartOffset i64 | [ errors ]
@@ -28,7 +28,7 @@ from uuid import UUID
 
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
-from aiokafka.protocol.produce import ProduceRequest_v7
+from aiokafka.protocol.produce import ProduceRequest_v8
 from aiokafka.protocol.types import (
     Boolean,
     CompactArray,
@@ -151,7 +151,7 @@ def _count(items: Sequence[Any]) -> bytes:
     return bytes(UnsignedVarInt32.encode(len(items) + 1))
 
 
-class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: ignore[misc] # as above
+class ProduceBatches(Request[ProduceRequest_v8 | _ProduceRequest13]):  # type: ignore[misc] # as above
     """A Produce request with one batch for each of some partitions of a topic; acks=all."""
 
     API_KEY = 0
@@ -166,7 +166,7 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
             topics: list[Any] = [(self._topic_id, partitions, {})]
             return _ProduceRequest13(None, _ALL_IN_SYNC, self._timeout_ms, topics, {})
         batches = [(index, bytes(data)) for index, data in self._batches.items()]
-        return ProduceRequest_v7(None, _ALL_IN_SYNC, self._timeout_ms, [(self._topic, batches)])
+        return ProduceRequest_v8(None, _ALL_IN_SYNC, self._timeout_ms, [(self._topic, batches)])
 
 
 def answers_of(response: Any) -> tuple[dict[int, BrokerAnswer], int]:
@@ -174,8 +174,8 @@ def answers_of(response: Any) -> tuple[dict[int, BrokerAnswer], int]:
     found: dict[int, BrokerAnswer] = {}
     for topic in response.topics:
         for one in topic[1]:
-            message = (one[6] or "") if len(one) > 6 else ""
-            found[one[0]] = BrokerAnswer(one[1], one[2], message)
+            refused = tuple((index, words or "") for index, words, *_ in one[5] or ())
+            found[one[0]] = BrokerAnswer(one[1], one[2], one[6] or "", refused)
     return found, response.throttle_time_ms
 
 

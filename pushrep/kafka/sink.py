@@ -33,6 +33,7 @@ from pushrep.kafka.errors import (
     TopicReplaced,
 )
 from pushrep.kafka.fence_driver import Fencing, Leads
+from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.progress import (
     ShippingProgress,
     Skip,
@@ -75,7 +76,7 @@ class SinkConfig:
 
     batch_bytes: the size of its batches; 0: none are made any more. partition_counts: the members' store of them, and
     leads: asks these whether this instance leads; None: there are no members. is_new: it was made just now, so no topic
-    holds its PIDs. copy_id: as in `transactional_id`.
+    holds its PIDs. copy_id: as in `transactional_id`. parking: where refused records are or go.
     """
 
     directory: Path
@@ -90,6 +91,7 @@ class SinkConfig:
     is_new: bool = False
     leads: Leads | None = None
     copy_id: str | None = None
+    parking: ParkingLog | None = None
 
 
 class KafkaSink:
@@ -103,10 +105,13 @@ class KafkaSink:
         if progress.rebase:
             how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
             raise ShippingError(f"a rebase was interrupted, and nothing is shipped before it has run to its end: {how}")
+        self._written = progress
+        if shipped.parking is not None:  # what was parked last may not be in the file yet
+            progress = progress.skipping(shipped.parking.skips(self.topic))
         servers = destination.bootstrap_servers
         self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock, servers)
         """What is known of the topic, and what was sent there."""
-        self._written = progress
+        self.state.topic, self.state.parking = self.topic, shipped.parking
         self._brokers = KnownBrokers(progress.cluster_id)
         self._writing = threading.Lock()
         self._started = threading.Event()
@@ -158,14 +163,17 @@ class KafkaSink:
         """The first offset that the topic has not acknowledged: retention keeps it."""
         return self.state.sources[partition].acknowledged
 
-    def skip(self, skip: Skip) -> None:
-        """Do not ship this record; on disk when this returns. Raises OSError."""
+    def skip(self, skips: Sequence[Skip]) -> None:
+        """Do not ship these records; on disk when this returns, and not sent from now on. Raises OSError."""
         state = self.state
-        state.progress = replace(state.progress, skipped=(*state.progress.skipped, skip))
+        state.change(lambda progress: progress.skipping(skips))
         self._checkpoint()
-        source = state.sources[skip.partition]
-        source.skipped = state.progress.skipped_of(skip.partition)
-        source.stopped, source.stopped_until_ms = None, 0
+        for partition in {one.partition for one in skips}:
+            source, skipped = state.sources[partition], state.progress.skipped_of(partition)
+            source.skipped = skipped
+            if self._loop is not None:
+                with suppress(RuntimeError):  # the loop is closed: the next start begins with them
+                    self._loop.call_soon_threadsafe(source.skip, skipped)
 
     def forget(self, topic: str) -> None:
         """Remove another destination from the file. Raises OSError."""
@@ -275,8 +283,7 @@ class KafkaSink:
         return facts
 
     async def _ship_by(self, facts: TopicFacts, cluster: Cluster) -> None:
-        age_ms = self.state.oldest_unsent_age_ms()
-        facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
+        facts.check(batch_bytes=self._config.batch_bytes)
         self.state.refused(None)
         try:
             await self._fix_topic(facts)
@@ -316,7 +323,7 @@ class KafkaSink:
         progress = before.with_topic(facts.topic_id, partitions, state.pid_epoch)
         progress = replace(progress, cluster_id=facts.cluster_id)
         check_kept(progress, self.topic, stored)
-        state.progress = progress
+        state.change(lambda now: replace(progress, skipped=now.skipped))  # an operator may have skipped some meanwhile
         self._checkpoint()
         self._brokers.cluster_id = facts.cluster_id
         counts = counts_of(state.progress)

@@ -22,12 +22,13 @@ from pushrep.errors import PushrepError
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code
 from pushrep.kafka.cluster import DOES_NOT_ANSWER, UNREACHABLE, Cluster, Connection
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
+from pushrep.kafka.errors import KafkaUnreachable, RefusedByTopic, ShippingError, TopicLostRecords
 from pushrep.kafka.fence_driver import Fencing
 from pushrep.kafka.fence_rules import PartitionState
+from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
-from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
+from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery, in_thread
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import FENCE, IN_TROUBLE_MS, SinkState
@@ -368,17 +369,20 @@ class SinkSession:
             if not source.in_flight:
                 self._cross(source)
             return None
-        if source.is_matching:
+        is_stopped = source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms
+        if source.is_matching or source.is_parking or is_stopped:
             return None
-        if source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms:
-            return None
+        before = source.acknowledged
         try:
-            sent = source.next_piece(self._recovery.size_max_bytes)
+            sent = source.next_piece(self._recovery.size_max_bytes, self._recovery.check_piece)
         except LogClosed:
             raise
-        except (PushrepError, OSError) as error:  # too large, or the log can't be read there
-            self._stop_source(source, str(error))
+        except (PushrepError, OSError) as error:  # the topic would not keep it, or the log can't be read there
+            if not source.in_flight:  # else it is met again once all before it is acknowledged
+                self._refuse(source, error)
             return None
+        if source.acknowledged != before:  # what is skipped counts as acknowledged
+            self._state.moved()
         if sent is not None:
             forgotten_ms = self._clock.wall_ms() - self._facts.producer_id_expiration_ms // 2
             sent.is_old = not self._facts.has_append_time and sent.batch.header.max_timestamp_ms < forgotten_ms
@@ -407,9 +411,38 @@ class SinkSession:
             pipeline.begin(*(one.producer or await self._new_producer_id(pipeline)))
         self._ready[partition] = None
 
-    def _stop_source(self, source: ShippedPartition, reason: str) -> None:
+    def _refuse(self, source: ShippedPartition, error: Exception) -> None:
+        """Park the record that the error names, or stop its log partition there."""
+        parking, now_ms = self._state.parking, self._clock.wall_ms()
+        if parking is not None and isinstance(error, RefusedByTopic) and self._destination.on_refused == "park":
+            why_not = parking.why_not(error, source.parked_in_a_row, now_ms)
+            if why_not is None:
+                source.stopped, source.is_parking = None, True
+                self._run(self._park(parking, source, error, now_ms))
+                return
+            error = ShippingError(f"not parked: {why_not}. {error}")
+        self._stop_source(source, error)
+
+    async def _park(self, parking: ParkingLog, source: ShippedPartition, error: RefusedByTopic, now_ms: int) -> None:
+        try:
+            (record,) = source.log.records(error.offset, error.offset + 1)
+            await in_thread(lambda: parking.park(record, error, now_ms))
+        except LogClosed:
+            raise
+        except (OSError, PushrepError) as failure:
+            self._stop_source(source, failure)
+            return
+        finally:
+            source.is_parking = False
+        _LOG.warning("parked: %s", error)
+        source.parked_in_a_row += 1
+        self._state.change(lambda progress: progress.skipping(parking.skips(error.topic)))
+        source.skip(self._state.progress.skipped_of(source.partition))
+
+    def _stop_source(self, source: ShippedPartition, error: Exception) -> None:
+        reason = str(error)
         if source.stopped != reason:
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.next_offset, reason)
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.acknowledged, reason)
         now_ms = self._clock.monotonic_ms()
         source.stop(reason, now_ms, now_ms + STOPPED_RETRY_MS)
         self._recovery.look_again()
@@ -554,6 +587,7 @@ class SinkSession:
                 self._others_wrote(partition, known, done.base_offset)
             self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at, newest)
+            source.parked_in_a_row = 0
             self._recovery.succeeded(partition)
             self._state.set_trouble(None)
         if sent.answer is not None:
@@ -586,7 +620,7 @@ class SinkSession:
             return
         stopped = await self._recovery.recover(pipeline)
         if stopped is not None:
-            self._stop_source(*stopped)
+            self._refuse(*stopped)
         self._ready[pipeline.partition] = None
 
     def _lost_place(self, pipeline: Pipeline) -> None:

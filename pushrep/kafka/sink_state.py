@@ -16,10 +16,12 @@ from pushrep.env import Clock
 from pushrep.kafka.errors import (
     DestinationAhead,
     DestinationRefused,
+    RecordsParked,
     ShippingError,
     ShippingStopped,
     ShippingTimeout,
 )
+from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.source import STORED_EVERY_MS, UNREADABLE, ReusedMemory, ShippedPartition
 from pushrep.log import SegmentLog
@@ -68,6 +70,8 @@ class ShippingCounts:
 class SinkState:
     """The state of shipping to one topic; see the module's docstring for its threads."""
 
+    topic = ""
+
     def __init__(
         self,
         logs: Sequence[SegmentLog],
@@ -98,6 +102,8 @@ class SinkState:
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until an operator acts."""
         self.pid_epoch = pid_epoch
+        self.parking: ParkingLog | None = None
+        """Where refused records are; None: there were never any."""
         self.went_back: set[int] = set()
         """Kafka partitions whose end was below their acknowledged end."""
         self.unread: dict[int, tuple[int, int]] = {}
@@ -111,7 +117,7 @@ class SinkState:
 
     def _begin_times(self, source: ShippedPartition, stored: Iterable[tuple[int, int]]) -> None:
         known = list(stored)
-        if not known and (time_ms := oldest_timestamp_ms(source)) is not None:
+        if not known and (time_ms := oldest_timestamp_ms(source, source.acknowledged)) is not None:
             known = [(source.acknowledged, min(time_ms, self._clock.wall_ms()))]  # appended while nothing was shipped
         for offset, at_ms in known:
             source.append_times.on_append(offset, at_ms)
@@ -133,11 +139,10 @@ class SinkState:
                 ends[partition] = max(source.destination_offset, ends.get(partition, 0))
         return ends
 
-    def oldest_unsent_age_ms(self) -> int | None:
-        """The age of the oldest unacknowledged record, by its timestamp; None: there is none, or it can't be read."""
-        oldest = [oldest_timestamp_ms(source) for source in self.sources.values()]
-        times = [one for one in oldest if one is not None and one >= 0]
-        return self._clock.wall_ms() - min(times) if times else None
+    def change(self, change: Callable[[ShippingProgress], ShippingProgress]) -> None:
+        """Replace the progress; any thread may."""
+        with self._moved:
+            self.progress = change(self.progress)
 
     def head_was_cut(self, name: str, known: int, start: int) -> None:
         """Note that a Kafka partition's records in [known, start) were removed unread. Some may be from this outbox."""
@@ -246,7 +251,7 @@ class SinkState:
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Set the ranges of offsets that the topic acknowledged and lost, by log partition; they are sent again."""
-        self.progress = replace(self.progress, lost=ranges)
+        self.change(lambda progress: replace(progress, lost=ranges))
 
     def refused(self, refusal: ShippingError | None) -> None:
         """Set why nothing is shipped until an operator acts; None: shipping goes on once the brokers answer."""
@@ -276,7 +281,8 @@ class SinkState:
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return once the topic has acknowledged all records below these ends of the logs, or was found to hold them.
 
-        Raises ShippingTimeout; as soon as they are known, ShippingStopped and the error that stops the whole topic.
+        Raises ShippingTimeout; as soon as they are known, ShippingStopped and the error that stops the whole topic;
+        RecordsParked if the topic has all others.
         """
         unread: dict[int, int] | None = None  # written by others before all was acknowledged: read first, too
         with self._moved:
@@ -289,7 +295,7 @@ class SinkState:
                         unread = {partition: end for partition, (_, end) in list(self.unread.items())}
                     is_known = is_known and self._is_read(unread or {})
                     if not missing and is_known and isinstance(self.refusal, DestinationRefused | None):
-                        return
+                        return self._raise_parked(ends)
                     self._raise_stop(ends)
                     left = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - monotonic())
                     if left <= 0:
@@ -298,6 +304,13 @@ class SinkState:
                     self._moved.wait(left)
             finally:
                 self._waiting -= 1
+
+    def _raise_parked(self, ends: Mapping[int, int]) -> None:
+        if (parking := self.parking) is None:
+            return
+        parked = [one for one in parking.waiting(self.topic) if one.offset < ends.get(one.partition, 0)]
+        if parked:
+            raise RecordsParked(self.topic, [(one.partition, one.offset) for one in parked], parking.log.path.parent)
 
     def _is_read(self, ends: Mapping[int, int]) -> bool:
         return all(self.unread.get(partition, (end, end))[0] >= end for partition, end in ends.items())
@@ -314,12 +327,8 @@ class SinkState:
                 raise ShippingStopped(number, source.acknowledged, source.stopped)
 
 
-def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> int | None:
-    """The base timestamp of the batch that holds `first` (None: the first unacknowledged record).
-
-    None if there is no such record, or it can't be read; then its source stops there with the reason.
-    """
-    at = source.acknowledged if first is None else first
+def oldest_timestamp_ms(source: ShippedPartition, at: int) -> int | None:
+    """The base timestamp of the batch that holds offset `at`; None if there is no such record, or it can't be read."""
     if at < source.log.log_end_offset:  # a damaged log may end below
         with suppress(*UNREADABLE):
             for batch in source.log.batches(at):

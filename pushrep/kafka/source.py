@@ -14,13 +14,12 @@ parse, and raises the error.
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import preadv
 
 import numpy as np
 
 from pushrep.election.leader import AppendTimes
-from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.pipeline import BatchPiece, SentBatch, pieces_of
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
 from pushrep.log import CorruptBatch, LogDamaged, SegmentLog
@@ -109,6 +108,9 @@ def raise_if_damaged(log: SegmentLog) -> None:
         raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
 
 
+_Check = Callable[["ShippedPartition", BatchPiece], None]
+
+
 class ShippedPartition:
     """A log partition that is shipped, and how far; see the module's docstring.
 
@@ -116,11 +118,13 @@ class ShippedPartition:
     again; None: it is shipped. is_new: nothing was ever shipped under the outbox's PIDs. newest: the last record that
     the topic is known to hold. is_matching: whether it waits until the topic's content is known. is_doubtful: whether
     `prove` has to check that the log is still the one that was shipped. append_times: when records below `noted_end`
-    were appended.
+    were appended. alone: the records that were refused in a batch; while one of them is in flight, no other record of
+    the log is. is_parking: whether one of them is on its way to the parking log. parked_in_a_row: how many were parked
+    since the topic last took one.
     """
 
     is_new = False
-    is_matching = False
+    is_matching = is_parking = False
     is_doubtful = False
 
     def __init__(self, log: SegmentLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
@@ -129,6 +133,8 @@ class ShippedPartition:
         self.destination_offset = -1
         self.newest: ShippedRecord | None = None
         self.skipped = OffsetRanges()
+        self.alone = OffsetRanges()
+        self.parked_in_a_row = 0
         self.stopped: str | None = None
         self.stopped_since_ms = self.stopped_until_ms = 0
         self.next_offset = acknowledged
@@ -140,6 +146,8 @@ class ShippedPartition:
         self._reader = SealedReader(log.slices(), memory or ReusedMemory())
         self._read: deque[RecordBatch] = deque()
         self._pieces: deque[tuple[BatchPiece, int]] = deque()
+        self._waits = False  # a record of `alone` is in flight
+        self._old, self._old_ms = OffsetRanges(), 0
 
     def poll(self) -> bool:
         """Read the log's stable offset, and return whether there are records to send. Raises LogClosed."""
@@ -189,20 +197,59 @@ class ShippedPartition:
             self.stopped_since_ms = now_ms
         self.stopped, self.stopped_until_ms = reason, until_ms
 
-    def next_piece(self, size_max_bytes: int) -> SentBatch | None:
+    def skip(self, offsets: OffsetRanges) -> None:
+        """Send these records not, from now on; what is in flight is not taken back."""
+        self.skipped, self.stopped, self.stopped_until_ms = offsets, None, 0
+        if not self.in_flight:
+            self.rewind()
+
+    def isolate(self, sent: SentBatch, numbers: Sequence[int]) -> None:
+        """Send these records of a batch alone, by their numbers in it; without a number each of its records."""
+        offsets = self.offsets_of(sent)
+        for offset in [offsets[n] for n in numbers if 0 <= n < len(offsets)] or offsets:
+            self.alone.add(offset, offset + 1)
+
+    def offsets_of(self, sent: SentBatch) -> list[int]:
+        """The offsets of a batch's records; fewer if some of them were skipped since it was sent."""
+        return [one for one in range(sent.start, sent.end) if one not in self.skipped]
+
+    def has_since(self, time_ms: int) -> bool:
+        """Whether a record that is still to be sent is of `time_ms` or later. While that rises, each is read once."""
+        if time_ms < self._old_ms:
+            self._old = OffsetRanges()
+        self._old_ms = time_ms
+        start = self._old.end_of(self.next_offset)
+        for batch in self.log.batches(start, self.stable_offset) if start < self.stable_offset else ():
+            if batch.header.max_timestamp_ms >= time_ms and any(
+                one.timestamp_ms >= time_ms and one.offset >= start and one.offset not in self.skipped
+                for one in batch.records()
+            ):
+                return True
+            self._old.add(max(start, batch.header.base_offset), batch.header.next_offset)
+        return False
+
+    def next_piece(self, size_max_bytes: int, check: _Check = lambda *_: None) -> SentBatch | None:
         """The next piece to send, usually a whole batch; None: there is none now.
 
-        Raises RecordAboveLimit, and the errors of reading a log: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
+        check: raises for a piece that the topic would not keep. Raises what it does, and the errors of reading a log:
+        CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
         """
+        if self._waits and self.in_flight:
+            return None
+        self._waits = False
         while self._pieces or self._cut_next(size_max_bytes):
             piece, log_crc = self._pieces[0]
+            is_alone = self.alone.meets(piece.start, piece.end)
+            if (is_alone or piece.batch is None) and self.in_flight:
+                return None
             if piece.batch is None:  # skipped: counts as acknowledged once all records before it are
-                if self.in_flight:
-                    return None
                 self.on_acknowledged(piece.end, log_crc, -1)
+            else:
+                check(self, piece)
             self._pieces.popleft()
             self.next_offset = piece.end
             if piece.batch is not None:
+                self._waits = is_alone
                 return SentBatch(self.partition, piece.start, piece.end, log_crc, piece.batch)
         return None
 
@@ -219,13 +266,8 @@ class ShippedPartition:
         batch = self._next_batch()
         if batch is None:
             return False
-        try:
-            for piece in pieces_of(batch, self.next_offset, size_max_bytes, self.skipped):
-                self._pieces.append((piece, batch.header.crc))
-        except RecordAboveLimit:
-            self._read.clear()  # the rest is read again, from the end of the pieces
-            if not self._pieces:
-                raise
+        for piece in pieces_of(batch, self.next_offset, size_max_bytes, self.skipped, self.alone):
+            self._pieces.append((piece, batch.header.crc))
         return True
 
     def _next_batch(self) -> RecordBatch | None:

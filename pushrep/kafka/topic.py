@@ -2,8 +2,8 @@
 
 cleanup.policy      compact: it keeps a replay and deletes the first copy                      refused
 max.message.bytes   below batch_bytes: each batch would have to be encoded again               refused
-retention.ms        below the age of the oldest unsent record: retention, which looks at the
-                    records' timestamps, would delete it on arrival                            refused
+retention.ms        below the age of the newest unsent record of a partition: retention, which
+                    looks at a segment's newest timestamp, would delete it on arrival          its partition stops
 """
 
 import base64
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not list what it gives on
     AdminClient,
     ConfigResource,
+    ConfigSource,
     ResourceType,
 )
 
@@ -31,6 +33,10 @@ _LOG = logging.getLogger("pushrep.kafka")
 _POLL_S = 0.01
 _EXPIRATION, _EXPIRATION_MS = "producer.id.expiration.ms", 86_400_000  # the broker's default
 _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS = "transactional.id.expiration.ms", 604_800_000  # as above
+_SET_BY = {
+    ConfigSource.DYNAMIC_TOPIC_CONFIG.value: "set for the topic",
+    ConfigSource.DEFAULT_CONFIG.value: "the default",
+}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
@@ -38,7 +44,8 @@ class TopicFacts(NamedTuple):
     """The present settings of a topic.
 
     retention_ms: -1: unlimited. producer_id_expiration_ms: brokers forget a producer id that wrote nothing for so long.
-    transactional_id_expiration_ms: coordinators forget a transactional id without requests for so long.
+    transactional_id_expiration_ms: coordinators forget a transactional id without requests for so long. set_by: by
+    setting, its value and who set it.
     """
 
     topic: str
@@ -51,8 +58,9 @@ class TopicFacts(NamedTuple):
     producer_id_expiration_ms: int
     transactional_id_expiration_ms: int = _TRANSACTIONS_EXPIRATION_MS
     cluster_id: str | None = None
+    set_by: Mapping[str, str] = MappingProxyType({})
 
-    def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
+    def check(self, *, batch_bytes: int) -> None:
         """Raise DestinationRefused, which names the setting, if the settings would lose records.
 
         batch_bytes: the size of the outbox's batches; 0: it makes none.
@@ -70,14 +78,10 @@ class TopicFacts(NamedTuple):
                 self.max_message_bytes,
                 f"every batch of batch_bytes={batch_bytes} would have to be split: raise it, or lower batch_bytes",
             )
-        age_ms = oldest_unsent_age_ms
-        if age_ms is not None and 0 <= self.retention_ms < age_ms and not self.has_append_time:
-            raise self._refused(
-                "retention.ms",
-                self.retention_ms,
-                f"the oldest record that is not sent yet is {age_ms} ms old by its own time, and would be deleted "
-                "before it is read: raise it (-1: for ever)",
-            )
+
+    def named(self, setting: str) -> str:
+        """The setting with its value and who set it, for a message; empty if the topic has no such setting."""
+        return f"{setting}={self.set_by[setting]}" if setting in self.set_by else ""
 
     def _refused(self, setting: str, value: object, why: str) -> DestinationRefused:
         return DestinationRefused(self.topic, setting, value, why)
@@ -122,6 +126,9 @@ def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
         producer_id_expiration_ms=expirations_ms[0],
         transactional_id_expiration_ms=expirations_ms[1],
         cluster_id=cluster_id,
+        set_by={
+            name: f"{one.value} ({_SET_BY.get(one.source, 'set for the brokers')})" for name, one in settings.items()
+        },
     )
 
 

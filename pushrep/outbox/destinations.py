@@ -1,6 +1,6 @@
 """Operator commands on an outbox that nobody has open: under the directory's lock, on its files.
 
-skip_record        a record that the topic does not accept is never shipped; the reason is kept
+skip_records       records that the topic does not accept are never shipped; the reason is kept
 repartition        what is appended from now on goes to all of a grown topic's partitions, under a new PID epoch
 skip_all           nothing is shipped to a topic any more, and the logs keep nothing for it
 purge_closed       old segments are removed; purge_open does so for an open outbox. What a destination that was used, a
@@ -8,50 +8,131 @@ purge_closed       old segments are removed; purge_open does so for an open outb
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
+from pushrep.kafka.parking import ParkedRecord, parked_in, parking_name
+from pushrep.kafka.pipeline import size_alone
+from pushrep.kafka.progress import OffsetRanges, ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import LogConfig, LogLocked, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
 from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch, identity_in, read_identity
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
+from pushrep.records import Record
 from pushrep.settings import whole_number
 
 
-def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRecords:
+    """Which records are given up, and why: those in [start, end) of a partition for which all that is named holds.
+
+    partition None: all partitions. end None: the logs' ends as they are now. before_ms, after_ms: only records whose
+    own time is before, or after. larger_than_bytes: only records that alone make a larger batch.
+    Raises BadArgument.
+    """
+
+    reason: str
+    partition: int | None = None
+    start: int = 0
+    end: int | None = None
+    before_ms: int | None = None
+    after_ms: int | None = None
+    larger_than_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise BadArgument("reason", "say why the records are given up; it is kept with them")
+        for name in ("partition", "start", "end", "before_ms", "after_ms", "larger_than_bytes"):
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value)
+
+    def found_in(self, progress: ShippingProgress, logs: Mapping[int, SegmentLog], now_ms: int) -> list[Skip]:
+        """Those of them that are still to be shipped, and not given up yet.
+
+        Raises BadArgument for a partition that is not there, and for offsets that are not to be shipped any more.
+        """
+        if self.partition is not None and self.partition not in logs:
+            raise BadArgument("partition", f"{self.partition} is not one of the {len(logs)}, counted from 0")
+        found = []
+        for number in logs if self.partition is None else [self.partition]:
+            log, known = logs[number], progress.partitions.get(number)
+            first = max(log.log_start_offset, 0 if known is None else known.acknowledged)
+            found += [
+                Skip(number, start, self.reason, now_ms, None if end == start + 1 else end)
+                for start, end in self._of(log, progress.skipped_of(number), first)
+            ]
+        return found
+
+    def _of(self, log: SegmentLog, skipped: OffsetRanges, first: int) -> OffsetRanges:
+        end = log.log_end_offset
+        if (self.before_ms, self.after_ms, self.larger_than_bytes) == (None, None, None) and self.end is not None:
+            wanted = skipped.missing(self.start, self.end)
+            for start, last in wanted:
+                if not first <= start < last <= end:
+                    raise BadArgument(
+                        "offset",
+                        f"{start if last == start + 1 else f'{start}-{last - 1}'} is not among those that are still to "
+                        f"be shipped, from {first} to {end - 1} of partition {log.partition}",
+                    )
+            return wanted
+        found = OffsetRanges()
+        start, end = max(self.start, first), end if self.end is None else min(self.end, end)
+        for record in log.records(start, end) if start < end else ():
+            if self._has(record) and record.offset not in skipped and start <= record.offset < end:
+                found.add(record.offset, record.offset + 1)
+        return found
+
+    def _has(self, record: Record) -> bool:
+        return (
+            (self.before_ms is None or record.timestamp_ms < self.before_ms)
+            and (self.after_ms is None or record.timestamp_ms > self.after_ms)
+            and (self.larger_than_bytes is None or size_alone(record) > self.larger_than_bytes)
+        )
+
+
+def skip_records(
     directory: Path | str,
-    partition: int,
-    offset: int,
-    reason: str,
+    wanted: SkippedRecords,
     *,
     topic: str | None = None,
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
-) -> Skip:
-    """Never ship this record; the ones after it are shipped. topic: None where there is one destination.
+) -> list[Skip]:
+    """Never ship these records; the ones after them are shipped. Returns what was not given up before.
 
-    Raises BadArgument unless the record is still to be shipped, NoOutbox, LogLocked.
+    topic: None where there is one destination, or none yet: then it is the outbox's topic.
+    Raises BadArgument as `SkippedRecords.found_in`, NoOutbox, LogLocked.
     """
-    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
+    with locked_outbox(Path(directory), filesystem, clock) as (path, identity), ExitStack() as stack:
         known = read_progress(filesystem, path)
+        if topic == identity.topic or not known:  # it may be given before the first start that ships
+            known.setdefault(identity.topic, ShippingProgress())
         name = destination_of(known, topic)
-        if not 0 <= partition < identity.partitions:
-            raise BadArgument("partition", f"{partition} is not one of the {identity.partitions}, counted from 0")
-        with opened_log(path, identity, partition, filesystem, clock) as log:
-            end = log.log_end_offset
-        at = known[name].partitions.get(partition)
-        skip = checked_skip(Skip(partition, offset, reason, clock.wall_ms()), 0 if at is None else at[0], end)
-        skipped = replace(known[name], skipped=(*known[name].skipped, skip))
-        write_progress(filesystem, path, known | {name: skipped})
-        return skip
+        logs = {
+            number: stack.enter_context(opened_log(path, identity, number, filesystem, clock))
+            for number in range(identity.partitions)
+        }
+        found = wanted.found_in(known[name], logs, clock.wall_ms())
+        if found:
+            write_progress(filesystem, path, known | {name: known[name].skipping(found)})
+        return found
+
+
+def parked_records(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[ParkedRecord]:
+    """The parked records that no operator has dealt with. Takes no lock. Raises NoOutbox."""
+    identity = identity_in(filesystem, directory)
+    path = directory / parking_name(identity.topic, identity.partitions)
+    if not filesystem.exists(path):
+        return []
+    with SegmentLog.open_reader(path) as log:
+        return [one for one in parked_in(log.records(log.log_start_offset)).values() if not one.is_done]
 
 
 class Unshipped(NamedTuple):
@@ -82,19 +163,6 @@ def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILES
     return found
 
 
-def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
-    """Return `skip` if it gives a reason and a record in [acknowledged, log_end_offset); else raise BadArgument."""
-    if not acknowledged <= skip.offset < log_end_offset:
-        raise BadArgument(
-            "offset",
-            f"{skip.offset} is not one of those that are still to be shipped, from {acknowledged} to "
-            f"{log_end_offset - 1} of partition {skip.partition}",
-        )
-    if not skip.reason.strip():
-        raise BadArgument("reason", "say why the record is given up; it is kept with it")
-    return skip
-
-
 def repartition(
     directory: Path | str,
     *,
@@ -104,7 +172,7 @@ def repartition(
 ) -> OutboxIdentity:
     """From the logs' ends on use as many partitions as the topic has at the next start. Returns the new identity.
 
-    It has a new PID: readers would meet the old one in two partitions. Raises as `skip_record`.
+    It has a new PID: readers would meet the old one in two partitions. Raises NoOutbox, LogLocked, BadArgument.
     """
     with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
@@ -123,7 +191,7 @@ def repartition(
 def skip_all(
     directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
 ) -> None:
-    """Forget a topic's progress: the logs keep nothing for it any more. Raises as `skip_record`."""
+    """Forget a topic's progress: the logs keep nothing for it any more. Raises as `repartition`."""
     with locked_outbox(Path(directory), filesystem, clock) as (path, _):
         known = read_progress(filesystem, path)
         del known[destination_of(known, topic)]

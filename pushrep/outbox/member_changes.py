@@ -38,8 +38,9 @@ from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_in
 from pushrep.election.standby import MEMBERS_MIN
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument, checked_timeout
+from pushrep.outbox.batch import Receipt
 from pushrep.outbox.control import Calls, ControlServer
-from pushrep.outbox.destinations import purge_open
+from pushrep.outbox.destinations import SkippedRecords, purge_open
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.slots import give_up
 from pushrep.outbox.status import Facts, status_of
@@ -378,14 +379,17 @@ def _names(members: tuple[Member, ...]) -> str:
 
 PARTITIONS_AT_ONCE = 1000
 _REASON_CHARACTERS = 500
+Append = Callable[..., Receipt]
 
 
-def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) -> None:
-    """Answer control calls from now on. `resources` ends this before anything that was opened earlier."""
+def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem, append: Append) -> None:
+    """Answer control calls from now on. `resources` ends this before anything that was opened earlier. append: the
+    outbox's.
+    """
     if not isinstance(filesystem, RealFilesystem):
         return
     try:
-        server = ControlServer(facts.directory, lambda _: calls_of(facts))
+        server = ControlServer(facts.directory, lambda _: calls_of(facts, append))
     except OSError as error:
         _LOG.warning(
             "%s has no control socket, so commands can't reach it while it is open: %s", facts.directory, error
@@ -394,7 +398,7 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) ->
     resources.callback(server.close)
 
 
-def calls_of(facts: Facts) -> Calls:
+def calls_of(facts: Facts, append: Append) -> Calls:
     """The calls, by name."""
     return {
         "status": lambda arguments: _status(facts, arguments),
@@ -404,7 +408,9 @@ def calls_of(facts: Facts) -> Calls:
         "replace-lost": lambda given: replace_lost(facts, **given).as_dict(),
         "hold": lambda arguments: _hold(facts, arguments),
         "transfer": lambda given: _transfer(facts, **given),
-        "skip": lambda given: facts.shipping.skip(**given),
+        "skip": lambda given: facts.shipping.skip(SkippedRecords(**given["records"]), given.get("topic")),
+        "parked-done": lambda given: facts.shipping.finish_parked(given["numbers"]),
+        "parked-resend": lambda given: facts.shipping.resend_parked(given["numbers"], append),
         "skip-all": lambda given: facts.shipping.drop(**given),
         "purge": lambda arguments: purge_open(facts.logs, arguments),
         "give-up": lambda _: give_up(facts.directory),

@@ -7,7 +7,7 @@ Everything that was opened is in `resources`, which closes it in reverse: replic
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument
+from pushrep.kafka.parking import ParkingLog, parking_name
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
@@ -38,6 +39,8 @@ class Opened:
 
     identity: OutboxIdentity
     logs: Sequence[tuple[SegmentLog, PositionsStore]]
+    parking: tuple[SegmentLog, PositionsStore] | None
+    """The log of refused records, if any were parked or are to be."""
     replication: "Replication | None"
     shipping: Shipping
     certificates: Callable[[], dict[str, int | None]]
@@ -74,7 +77,13 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
-        logs.append(_open_log(resources, held, n, identity, config, log_id, state_store))
+        name = log_name(identity.topic, n)
+        logs.append(_open_log(resources, held, name, identity, config, log_id, state_store))
+    parking, name = None, parking_name(identity.topic, identity.partitions)
+    if held.filesystem.exists(held.path / name) or (settings.kafka is not None and settings.kafka.on_refused == "park"):
+        config = replace(config, retention_ms=-1, retention_bytes=-1)
+        parking = _open_log(resources, held, name, identity, config, logs[0][0].log_id, state_store)
+    every = logs if parking is None else [*logs, parking]
     replication = None
     if state_store is None:
         identity = settle_epoch(held, identity, logs, made_anew)
@@ -84,19 +93,21 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         # Imports half of `wire`, which an outbox without replicas does not need.
         from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-        replication = Replication(identity, logs, state_store, settings, clock)
+        replication = Replication(identity, every, state_store, settings, clock)
         resources.callback(replication.close)
         replication.open()  # before the PID epoch: records that are fetched were not lost
         identity = settle_epoch(held, identity, logs, made_anew)
         replication.start(identity.pid_epoch)
     is_new = is_new and replication is None  # of an outbox with replicas another member may have shipped records
     own = [log for log, _ in logs]
-    shipping = start_shipping(resources, held, identity, own, replication, settings, is_new=is_new)
-    for log in own:
+    kept = None if parking is None else ParkingLog(parking[0])
+    shipping = start_shipping(resources, held, identity, own, replication, settings, kept, is_new=is_new)
+    for log, _ in every:
         log.drop_holder(OPENING)
     return Opened(
         identity=identity,
         logs=logs,
+        parking=parking,
         replication=replication,
         shipping=shipping,
         certificates=_certificates_of(settings),
@@ -135,13 +146,13 @@ def _lead_of(held: LogDirectory) -> ElectionState | None:
 def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
     resources: ExitStack,
     held: LogDirectory,
-    partition: int,
+    name: str,
     identity: OutboxIdentity,
     config: LogConfig,
     log_id: UUID | None,
     state_store: ElectionStateStore | None,
 ) -> tuple[SegmentLog, PositionsStore]:
-    path = held.path / log_name(identity.topic, partition)
+    path = held.path / name
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
     if was_cut(held, path.name) and state_store is None:  # with replicas each opening has an epoch of its own
         store.destroy()

@@ -108,6 +108,10 @@ class Outbox:
             PartitionAppender(log, shared, store, replicas.get(log.partition)) for log, store in logs
         ]
         self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
+        if opened.parking is not None and opened.shipping.parking is not None:
+            log, store = opened.parking
+            self._all_appenders.append(PartitionAppender(log, shared, store, replicas.get(log.partition)))
+            opened.shipping.parking.append_by(partial(self._append_parked, self._all_appenders[-1]))
         self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self.owner_pid = os.getpid()
@@ -189,7 +193,7 @@ class Outbox:
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
             outbox._subscribe(filesystem)
             outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
-            serve_control(outbox._resources, outbox.facts, filesystem)
+            serve_control(outbox._resources, outbox.facts, filesystem, outbox.append)
             try:
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
@@ -585,6 +589,17 @@ class Outbox:
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
+
+    def _append_parked(
+        self, appender: PartitionAppender, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+    ) -> int:
+        """Append an entry of the parking log; wait until it is acknowledged."""
+        record = self._rules.one(value, None, headers, None, None)
+        with appender.lock:
+            receipt = appender.add_one(record)
+        if receipt is None:
+            raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=record.size_bytes, block_ms=0)
+        return receipt.result()
 
     def _count_refused(self, error: PushrepError) -> None:
         with self._refused_lock:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from filtering import METADATA_HEADER, StreamMetadata
+from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import AnotherCluster, ShippingError
@@ -45,7 +45,7 @@ from pushrep.outbox.destinations import locked_outbox, opened_log
 from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OutboxConfig
-from pushrep.outbox.shipping import origin_of
+from pushrep.outbox.shipping import content_of, is_own, origin_of
 from pushrep.records import Record
 
 _RECORDS_AT_ONCE = 500
@@ -171,7 +171,7 @@ def appended_again(contents: TopicContents, partition: int, log_end: int) -> Off
 
 
 def _check_own(log: SegmentLog, again: OffsetRanges, origin: RecordOrigin) -> None:
-    refused = [record for record in _records(log, tuple(again)) if not _is_own(record, origin)]
+    refused = [record for record in _records(log, tuple(again)) if not is_own(record, origin)]
     if refused:
         metadata = origin.metadata_of(refused[0])
         named = StreamMetadata.try_unpack(metadata) if metadata is not None else None
@@ -180,11 +180,6 @@ def _check_own(log: SegmentLog, again: OffsetRanges, origin: RecordOrigin) -> No
             f"the topic and carry the caller's own metadata ({named or 'none'}), which they would lose: let their "
             "source append them again, and give these up (pushrep outbox skip)"
         )
-
-
-def _is_own(record: Record, origin: RecordOrigin) -> bool:
-    metadata = origin.metadata_of(record)
-    return metadata is not None and origin.epoch_of(metadata) is not None
 
 
 def _records(log: SegmentLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Record]:
@@ -204,11 +199,11 @@ def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingP
             originals = _records(log, plan.again)
             left = originals
             for original, copy in zip(_records(log, plan.again), following, strict=False):
-                if _content(original, identity.carrier) != _content(copy, identity.carrier):
+                if content_of(original, identity.carrier) != content_of(copy, identity.carrier):
                     break
                 next(left)
             while some := list(islice(left, _RECORDS_AT_ONCE)):
-                contents = [_content(record, identity.carrier) for record in some]
+                contents = [content_of(record, identity.carrier) for record in some]
                 outbox.append_many(
                     partition,
                     [value for value, *_ in contents],
@@ -217,18 +212,6 @@ def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingP
                     timestamps_ms=[time_ms for *_, time_ms in contents],
                 )
         outbox.flush()
-
-
-_Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
-
-
-def _content(record: Record, carrier: str) -> _Content:
-    """Value, the caller's key and headers, timestamp: everything but the position."""
-    if carrier == "key":
-        return record.value, None, record.headers, record.timestamp_ms
-    headers = list(record.headers)
-    own = max(n for n, (name, _) in enumerate(headers) if name == METADATA_HEADER)
-    return record.value, record.key, (*headers[:own], *headers[own + 1 :]), record.timestamp_ms
 
 
 def _finished(progress: ShippingProgress, now_ms: int) -> ShippingProgress:

@@ -15,23 +15,27 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
+from filtering import METADATA_HEADER
 from filtering.extras import needed_by
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.kafka.errors import BeginsAnew
+from pushrep.kafka.errors import BeginsAnew, ShippingError
+from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.outbox.destinations import checked_skip, destination_of
+from pushrep.outbox.destinations import SkippedRecords, destination_of
 from pushrep.outbox.identity import LATER_EPOCHS, OutboxIdentity
 from pushrep.outbox.settings import OnDiverged, OutboxSettings
+from pushrep.records import Record
 
 if TYPE_CHECKING:
     from pushrep.kafka.resume import RecordOrigin
     from pushrep.kafka.sink import KafkaSink
     from pushrep.kafka.sink_state import DestinationLag
+    from pushrep.outbox.batch import Receipt
     from pushrep.outbox.replication import Replication
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -79,8 +83,16 @@ def _leads_by_newest_grant(replication: "Replication") -> bool:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, held: LogDirectory, logs: Sequence[SegmentLog], sink: "KafkaSink | None") -> None:
-        self._held, self._logs, self.sink = held, logs, sink
+    def __init__(
+        self,
+        held: LogDirectory,
+        logs: Sequence[SegmentLog],
+        sink: "KafkaSink | None",
+        parking: ParkingLog | None,
+        origin: "RecordOrigin | None",
+    ) -> None:
+        self._held, self._logs, self.sink, self._origin = held, logs, sink, origin
+        self.parking = parking
         self._dropping = threading.Lock()
 
     def lag(self) -> "dict[str, DestinationLag]":
@@ -95,18 +107,58 @@ class Shipping:
         flush(timeout)
         self.sink.state.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
-    def skip(self, *, partition: int, offset: int, reason: str, topic: str | None = None) -> bool:
+    def skip(self, wanted: SkippedRecords, topic: str | None = None) -> list[Skip]:
         """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, OSError."""
         if self.sink is None:
             raise BadArgument("kafka", "the outbox was opened without a destination: there is nothing to skip for")
         if topic not in {None, self.sink.topic}:
             raise BadArgument("topic", f"the service that has the outbox open ships to {self.sink.topic}")
-        ends = {log.partition: log.log_end_offset for log in self._logs}
-        if partition not in ends:
-            raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
-        skip = Skip(partition, offset, reason, self._held.clock.wall_ms())
-        self.sink.skip(checked_skip(skip, self.sink.needed_from(partition), ends[partition]))
+        logs = {log.partition: log for log in self._logs}
+        found = wanted.found_in(self.sink.state.current(), logs, self._held.clock.wall_ms())
+        if found:
+            self.sink.skip(found)
+        return found
+
+    def finish_parked(self, numbers: Sequence[int]) -> bool:
+        """As `pushrep outbox parked done`, asked of the open outbox. Raises BadArgument, what an append raises."""
+        parking = self._parking_with(numbers)
+        for number in numbers:
+            parking.finish(number, self._held.clock.wall_ms())
         return True
+
+    def resend_parked(self, numbers: Sequence[int], append: Callable[..., "Receipt"]) -> list[tuple[int, int]]:
+        """As `pushrep outbox parked resend`, asked of the open outbox; returns partition and offset of each new record.
+
+        append: the outbox's. Raises BadArgument, ShippingError for a record with the caller's own metadata, which it
+        would lose, and what an append raises.
+        """
+        parking, origin = self._parking_with(numbers), self._origin
+        assert origin is not None, "it comes with the parking log"
+        parked = {one.number: one for one in parking.all()}
+        records = {number: parking.record(number) for number in numbers}
+        for number, record in records.items():
+            if not is_own(record, origin):
+                raise ShippingError(
+                    f"parked record {number} carries the caller's own metadata, which it would lose: let its source "
+                    f"append it again, then: pushrep outbox parked done {number}"
+                )
+        found = []
+        for number, record in records.items():
+            if not parked[number].is_done:
+                value, key, headers, time_ms = content_of(record, origin.carrier)
+                partition = parked[number].partition
+                found.append((partition, append(partition, value, key, headers, time_ms).result()))
+                parking.finish(number, self._held.clock.wall_ms())
+        return found
+
+    def _parking_with(self, numbers: Sequence[int]) -> ParkingLog:
+        known = set() if self.parking is None else {one.number for one in self.parking.all()}
+        for number in numbers:
+            if number not in known:
+                raise BadArgument("offset", f"{number} is not that of a parked record: see pushrep outbox parked list")
+        if self.parking is None:
+            raise BadArgument("offset", "give that of a parked record: none was parked yet")
+        return self.parking
 
     def drop(self, topic: str) -> bool:
         """As `pushrep outbox skip all`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
@@ -144,6 +196,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     logs: Sequence[SegmentLog],
     replication: "Replication | None",
     settings: OutboxSettings,
+    parking: ParkingLog | None,
     *,
     is_new: bool,
 ) -> Shipping:
@@ -154,6 +207,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     TopicLostRecords.
     """
     known, sink = read_progress(held.filesystem, held.path), None
+    origin = None if settings.kafka is None and parking is None else origin_of(identity, known.values())
     if settings.kafka is not None:
         with needed_by("Outbox.open(kafka=...)"):  # Kafka's clients are an extra of their own
             from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415
@@ -164,7 +218,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
             outbox_id=identity.outbox_id,
             topic=identity.topic,
             logs=logs,
-            origin=origin_of(identity, known.values()),
+            origin=cast("RecordOrigin", origin),
             batch_bytes=settings.config.seal_bytes,
             filesystem=held.filesystem,
             clock=held.clock,
@@ -172,6 +226,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
             partition_counts=None if replication is None else GrantedPartitionCounts(replication),
             copy_id=own_id.directory_id.hex if own_id is not None and own_id.is_copy else None,
             leads=None if replication is None else partial(_leads_by_newest_grant, replication),
+            parking=parking,
         )
         sink = KafkaSink(config, settings.kafka)
     for log in logs:
@@ -185,7 +240,25 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
         resources.callback(sink.close)
         go_on = settings.config.on_diverged is OnDiverged.GO_ON
         sink.start(settings.config.open_timeout_s, despite_divergence=go_on)
-    return Shipping(held, logs, sink)
+    return Shipping(held, logs, sink, parking, origin)
+
+
+def is_own(record: Record, origin: "RecordOrigin") -> bool:
+    """Whether a record's metadata is the outbox's own, and not its caller's."""
+    metadata = origin.metadata_of(record)
+    return metadata is not None and origin.epoch_of(metadata) is not None
+
+
+Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
+
+
+def content_of(record: Record, carrier: str) -> Content:
+    """Value, the caller's key and headers, timestamp: everything but the position."""
+    if carrier == "key":
+        return record.value, None, record.headers, record.timestamp_ms
+    headers = list(record.headers)
+    own = max(n for n, (name, _) in enumerate(headers) if name == METADATA_HEADER)
+    return record.value, record.key, (*headers[:own], *headers[own + 1 :]), record.timestamp_ms
 
 
 def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":

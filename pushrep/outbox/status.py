@@ -136,7 +136,8 @@ class DestinationStatus:
     trouble_ms: for how long that has been so, 0 without trouble. fence_waits: why partitions wait for the fence, and
     since when (wall clock); None: they don't. is_fenced: whether brokers refuse other instances of
     the outbox; None where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take
-    batches of earlier ones. counts, requests (that were answered): since the outbox was opened.
+    batches of earlier ones. counts, requests (that were answered): since the outbox was opened. parked: refused records
+    that wait for an operator.
     """
 
     name: str
@@ -152,6 +153,8 @@ class DestinationStatus:
     earlier_unfenced: bool | None = None
     counts: "ShippingCounts | None" = None
     requests: Histogram | None = None
+    parked: int = 0
+    parked_since_ms: int | None = None
 
     @property
     def in_trouble(self) -> bool:
@@ -171,6 +174,9 @@ class DestinationStatus:
             subject = f"partition {one.partition} to topic {self.topic}"
             why = f"stopped at offset {one.offset}: {one.why}"
             yield Problem("shipping_stopped", subject, why, one.since_ms)
+        if self.parked:
+            why = f"it refused {self.parked} records, which are parked"
+            yield Problem("records_parked", f"topic {self.topic}", why, self.parked_since_ms)
 
 
 class AppendStatus(NamedTuple):
@@ -690,6 +696,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
 def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
     if (sink := shipping.sink) is None:
         return
+    parked = [] if sink.state.parking is None else sink.state.parking.waiting(sink.topic)
     lag, fence, now_ms = sink.state.lag(), sink.fencing.newest, time.time_ns() // 1_000_000
     yield DestinationStatus(
         name=holder_name(sink.topic),
@@ -708,6 +715,8 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         earlier_unfenced=None if fence is None else fence.earlier_unfenced,
         counts=sink.state.counts,
         requests=Histogram.of([sink.state.requests]),
+        parked=len(parked),
+        parked_since_ms=min((one.at_ms for one in parked), default=None),
     )
 
 

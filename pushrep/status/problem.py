@@ -107,6 +107,12 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             "Start a worker that ships to the topic: it ships free slots, too. Or ship it by the command.",
             "pushrep ship {at} --bootstrap-servers HOST:9092",
         ),
+        "records_parked": ProblemKind(
+            Blocks.NOTHING,
+            "A topic refused records, and their partitions went on without them.",
+            "Send each again, or say that it is done.",
+            "pushrep outbox parked list --directory {at}",
+        ),
         "log_waits": ProblemKind(
             Blocks.REPLICATION,
             "A node's log and its leader's hold different records, or its leader has no more what it needs.",

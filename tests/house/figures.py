@@ -297,6 +297,7 @@ FORMATS = {
     "outbox.json": "pushrep.outbox.identity",
     "outbox-positions": "pushrep.outbox.positions",
     "destinations.json": "pushrep.kafka.progress",
+    "the parking log": "pushrep.kafka.parking",
     "promises.json": "pushrep.replicate.election_state",
     "replica-epoch.json": "pushrep.replicate.election_state",
     "owner.json": "pushrep.replicate.access",

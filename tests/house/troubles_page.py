@@ -65,6 +65,14 @@ FAULTS = (
         "test_a_marker_that_never_comes_is_asked_for_again",
     ),
     Fault(
+        "a record that the topic refuses, or would delete on arrival",
+        "shipping of its partition, from that record on",
+        "the other partitions; what is before it in its batch; every opening",
+        "the topic's setting, or `pushrep outbox skip`; nothing stops with `on_refused='park'`",
+        "test_refused_records: test_one_record_stops_one_partition_at_its_own_offset "
+        "test_a_parked_record_lets_its_partition_go_on",
+    ),
+    Fault(
         "brokers of another cluster answer at a known address",
         "shipping, if only such answer; nothing is sent to them",
         "appends; `wait_shipped` raises `AnotherCluster`",

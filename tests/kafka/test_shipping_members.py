@@ -4,13 +4,15 @@ destinations.json is on one disk only: the next leader does not have it, and the
 """
 
 import json
+import time
 from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from pushrep.cli.main import run
 from pushrep.election.grants import Destination
-from pushrep.kafka import DestinationRefused, KafkaDestination
+from pushrep.kafka import DestinationRefused, KafkaDestination, RecordsParked
 from pushrep.log import LogConfig
 from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.destinations import repartition
@@ -136,6 +138,51 @@ def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
     found = read_filtered(broker.bootstrap_servers, opened.topic, 2)
     assert all(same(found.of(pid, partition), records) for partition, records in logs.items())
     assert found.copies == 0
+
+
+def test_a_promoted_member_passes_what_the_old_leader_parked(broker, node, opened, tmp_path):
+    """faults B7: the parking log is made under a new grant when `park` is first asked for, and pushed like the others:
+    the next leader does not have destinations.json, and neither sends what is parked nor parks it again.
+    """
+    parks = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20, on_refused="park")
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
+    with ReplicaNode(tmp_path / "other", settings) as other:
+        members = [str(node.address), str(other.address)]
+        with opened(replicas=members) as outbox:
+            outbox.append_many(0, [b"one"] * 20)
+            outbox.wait_shipped(WAIT_S)
+        with opened(replicas=members, kafka=parks) as outbox:
+            ahead = time.time_ns() // 1_000_000 + 7_200_000
+            outbox.append_many(0, [b"a", b"ahead", b"c"], timestamps_ms=[1, ahead, ahead - 7_200_000])
+            with pytest.raises(RecordsParked, match="offset 21 of partition 0"):
+                outbox.wait_shipped(WAIT_S)
+            outbox_id = outbox.identity.outbox_id
+        directory = tmp_path / "node" / outbox_id
+        with node.hand_over(UUID(outbox_id)) as last_contact:
+            done = promote(directory, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
+        with Outbox.open(
+            directory,
+            opened.topic,
+            4,
+            "test",
+            replicas=list(done.replicas),
+            acks=Acks.ALL,
+            kafka=parks,
+            config=OutboxConfig(push=QUICK, open_timeout_s=WAIT_S, log_config=LogConfig(preallocate_bytes=0)),
+        ) as promoted:
+            promoted.append_many(0, [b"two"] * 20)
+            with pytest.raises(RecordsParked, match="offset 21 of partition 0"):
+                promoted.wait_shipped(WAIT_S)
+            parking = promoted.facts.shipping.parking
+            assert [one.offset for one in parking.all()] == [21]
+            assert run(["outbox", "parked", "done", "0", "--directory", str(directory)]) == 0
+            promoted.wait_shipped(WAIT_S)
+            records, pid = list(promoted.log(0).records(0)), promoted.pid
+        wait_until(
+            lambda: list((tmp_path / "other").glob("*/*.parked-4")), "the other member holds the parking log, too"
+        )
+    del records[21]
+    assert same(read_filtered(broker.bootstrap_servers, opened.topic, 2).of(pid, 0), records)
 
 
 def test_an_open_without_a_grant_sends_nothing_and_shuts_nobody_out(broker, node, opened):

@@ -521,6 +521,7 @@ WAYS = (
 NO_LOG_IS_READ = frozenset(
     {
         "pushrep.log.batching.to_batches",
+        "pushrep.kafka.parking.ParkingLog.record",
         "pushrep.kafka.resume.whole_batches",
         "spark_jobs.sources.arrow.ArrowWriter.convert",
     }

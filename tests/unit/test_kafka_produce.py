@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.requests import ProduceBatches, answers_of
 
-VERSION_13, VERSION_7 = {0: (0, 13)}, {0: (3, 9)}
+VERSION_13, VERSION_8 = {0: (0, 13)}, {0: (3, 9)}
 ANSWER = bytes.fromhex(
     "02" + "00000000000000000000000000000007" + "03"  # one topic, two partitions
     "00000001" "0000" "0000000000000005" "ffffffffffffffff" "0000000000000000" "01" "00" "00"
@@ -26,9 +26,18 @@ def test_the_encoder_writes_what_the_schema_says(batches, timeout_ms):
 
 
 def test_brokers_before_4_1_get_the_topics_name():
-    request = ProduceBatches("orders", UUID(int=7), {3: b"batch"}, 1000).prepare(VERSION_7)
-    assert request.API_VERSION == 7
+    request = ProduceBatches("orders", UUID(int=7), {3: b"batch"}, 1000).prepare(VERSION_8)
+    assert request.API_VERSION == 8
     assert request.topics == [("orders", [(3, b"batch")])]
+
+
+def test_an_answer_names_the_records_that_were_refused():
+    """KIP-467: by their numbers in the batch."""
+    response = ProduceBatches("orders", UUID(int=7), {}, 1).prepare(VERSION_8).RESPONSE_TYPE()
+    response.topics = [("orders", [(3, 32, -1, -1, 0, [(11, "out of range"), (13, None)], "some are refused")])]
+    response.throttle_time_ms = 0
+    refused = BrokerAnswer(32, -1, "some are refused", ((11, "out of range"), (13, "")))
+    assert answers_of(response) == ({3: refused}, 0)
 
 
 def test_an_answer_by_topic_id():

@@ -47,9 +47,6 @@ class MovedCluster:
 class Shipped:
     went_back = set()  # noqa: RUF012 - one test uses it
 
-    def oldest_unsent_age_ms(self):
-        return None
-
 
 FACTS = TopicFacts("t", None, 1, "delete", 1 << 20, -1, has_append_time=False, producer_id_expiration_ms=86_400_000)
 

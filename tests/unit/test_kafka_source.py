@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata, pack_keys
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
+from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import EpochPartitions, OffsetRanges, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, whole_batches
 from pushrep.kafka.sink_state import FENCE, SinkState
@@ -110,17 +110,61 @@ def test_a_slice_whose_bytes_are_others_by_now_gives_none_of_them(tmp_path):
         assert reader.read(2, 4) == []
 
 
-def test_the_records_before_one_that_is_too_large_go_first(log):
+def test_the_records_before_one_that_is_refused_go_first(log):
     append(log, b"a", bytes(5000), b"c")
     source = ShippedPartition(log, 0, 0)
     source.poll()
-    assert spans([source.next_piece(1000)]) == [(0, 1)]
+
+    def check(_source, piece):
+        if piece.batch.header.size_bytes > 1000:
+            raise ValueError(piece.start)
+
+    assert spans([source.next_piece(1000, check)]) == [(0, 1)]
+    source.on_acknowledged(1, 0, 1)
     for _ in range(2):  # however often it is tried
-        with pytest.raises(RecordAboveLimit) as caught:
-            source.next_piece(1000)
-        assert caught.value.offset == 1
-    source.skipped = OffsetRanges([(1, 2)])
-    assert spans(pieces(source, 1000)) == [(1, 3)]
+        with pytest.raises(ValueError, match="1"):
+            source.next_piece(1000, check)
+    source.skip(OffsetRanges([(1, 2)]))
+    assert spans([source.next_piece(1000, check)]) == [(1, 3)]
+
+
+def test_while_a_refused_record_is_in_flight_no_other_is(log):
+    append(log, *[b"%d" % n for n in range(6)])
+    source = ShippedPartition(log, 0, 0)
+    (batch,) = pieces(source)
+    source.isolate(batch, [3])
+    source.rewind()
+    assert spans([source.next_piece(LIMIT)]) == [(0, 3)]
+    source.in_flight = 1
+    assert source.next_piece(LIMIT) is None
+    source.on_acknowledged(3, 0, 3)
+    source.in_flight = 0
+    assert spans([source.next_piece(LIMIT)]) == [(3, 4)]
+    source.in_flight = 1
+    assert source.next_piece(LIMIT) is None
+    source.in_flight = 0
+    assert spans(pieces(source)) == [(4, 6)]
+    source.rewind()
+    source.isolate(batch, [])
+    assert spans(pieces(source)) == [(3, 4), (4, 5), (5, 6)], "where the broker names none, each goes alone"
+
+
+def test_the_newest_time_of_what_is_unsent_counts_without_what_is_given_up(log):
+    """faults B2: brokers delete a segment by its newest time."""
+    for value, time_ms in ((b"a", 10), (b"b", 90), (b"c", 20)):
+        keys = pack_keys(PID, 0, log.log_end_offset, 1)
+        batch = encode_batch([value], keys=keys, timestamps_ms=time_ms, base_offset=log.log_end_offset)
+        log.append(batch, durability=Durability.FLUSHED)
+    source = ShippedPartition(log, 0, 0)
+    source.poll()
+    assert source.has_since(90)
+    assert not source.has_since(91)
+    assert source.has_since(50), "retention was raised"
+    source.skip(OffsetRanges([(1, 2)]))
+    assert not source.has_since(50)
+    assert source.has_since(20)
+    source.next_offset = 3
+    assert not source.has_since(0)
 
 
 def test_a_skipped_record_counts_once_everything_before_it_is_acknowledged(log):

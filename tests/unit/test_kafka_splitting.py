@@ -1,10 +1,8 @@
 """A sealed batch in pieces: the same records, none larger than the limit."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.pipeline import pieces_of
 from pushrep.kafka.progress import OffsetRanges
 from pushrep.records import Codec, encode_batch
@@ -49,15 +47,17 @@ def test_pieces_hold_every_record_once_and_none_is_too_large(sizes, limit, codec
     assert contents(found) == contents(batch.records())
 
 
-def test_a_record_above_the_limit_is_named_behind_the_pieces_before_it():
-    """Contract: "a single record above it stops its partition and names its offset"."""
+def test_a_record_above_the_limit_is_a_piece_of_its_own():
+    """faults B4: a learned limit cuts batches; what is too large is for who sends the record alone to say."""
     batch = batch_of([b"a", b"b", bytes(5000), b"c"])
-    found = []
-    with pytest.raises(RecordAboveLimit) as caught:
-        found.extend(piece[:2] for piece in pieces_of(batch, 100, 1000, NONE))
-    assert (found[0][0], found[-1][1]) == (100, 102)
-    assert (caught.value.offset, caught.value.limit_bytes) == (102, 1000)
-    assert "pushrep outbox skip 102" in str(caught.value)
+    assert [piece[:2] for piece in pieces_of(batch, 100, 1000, NONE)] == [(n, n + 1) for n in range(100, 104)]
+
+
+def test_a_refused_record_goes_alone_behind_those_before_it():
+    batch = batch_of([b"a", b"b", b"c", b"d", b"e"])
+    pieces = list(pieces_of(batch, 100, 1000, OffsetRanges([(103, 104)]), OffsetRanges([(102, 104)])))
+    assert [piece[:2] for piece in pieces] == [(100, 102), (102, 104), (104, 105)]
+    assert [len(piece.batch.records()) for piece in pieces] == [2, 1, 1]
 
 
 def test_a_skipped_record_is_left_out_and_the_rest_goes_on():

@@ -54,7 +54,7 @@ class Admin:
             if not isinstance(answer, Exception):
                 answer = dict.fromkeys(EXPIRATIONS, answer)
         if not isinstance(answer, Exception):
-            answer = {name: SimpleNamespace(value=value) for name, value in answer.items()}
+            answer = {name: SimpleNamespace(value=value, source=5) for name, value in answer.items()}
         return {resource: done(answer)}
 
 

@@ -1,0 +1,146 @@
+"""The parking log: records that a topic refused and that shipping passed (KafkaDestination(on_refused="park")).
+
+    <outbox>/<topic>.parked-<n>    one log beside those of the n partitions, so that no number is used twice. Each of
+                                   its records has the header `parked`, JSON:
+        a refused record           {"topic", "partition", "offset", "error", "message", "at_ms"}; its value is a record
+                                   batch that holds the record alone
+        the end of one             {"done": its offset in this log, "at_ms"}, without a value
+
+The outbox appends to it as to its partitions, so that its members hold it, too. A record is acknowledged there before
+shipping passes it. If the process ends between both, the next start finds it there and passes it without another look
+at the topic; of several entries of an offset the first one counts. A parked record is never sent under its own key,
+because every filtering reader has seen later ones of its pair and would drop it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pushrep.kafka.answers import Code
+from pushrep.kafka.errors import RefusedByTopic, ShippingError
+from pushrep.kafka.progress import Skip
+from pushrep.log import SegmentLog
+from pushrep.log.directory_files import log_name
+from pushrep.records import BatchHeader, Record, RecordBatch, encode_batch
+
+HEADER = "parked"
+IN_A_ROW_MAX, AN_HOUR_MAX = 10, 100
+_HOUR_MS = 3_600_000
+_OPENING_S = 60.0
+_ABOUT_ONE_RECORD = {Code.INVALID_TIMESTAMP, Code.INVALID_RECORD, Code.MESSAGE_TOO_LARGE}
+AppendEntry = Callable[[bytes | None, Sequence[tuple[str, bytes | None]]], int]
+
+
+class ParkedRecord(NamedTuple):
+    """A record that is parked: `offset` is that in its own log, `number` its offset in the parking log."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+    message: str
+    at_ms: int
+    number: int = -1
+    is_done: bool = False
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.partition, self.offset
+
+
+class ParkingLog:
+    """See the file's map. Thread-safe."""
+
+    def __init__(self, log: SegmentLog) -> None:
+        self.log = log
+        self._append_entry: AppendEntry | None = None
+        self._may_append = threading.Event()
+        self._writing = threading.Lock()
+        self._parked = parked_in(log.records(log.log_start_offset))
+
+    def append_by(self, append: AppendEntry) -> None:
+        """Append entries by `append` from now on; it returns the offset once the entry is acknowledged. Until then, as
+        shipping begins before the outbox is open, whoever parks waits.
+        """
+        self._append_entry = append
+        self._may_append.set()
+
+    def all(self) -> list[ParkedRecord]:
+        """All records that were ever parked, in order."""
+        return list(self._parked.values())
+
+    def of(self, topic: str) -> list[ParkedRecord]:
+        """Those that this topic refused."""
+        return [one for one in self.all() if one.topic == topic]
+
+    def waiting(self, topic: str) -> list[ParkedRecord]:
+        """Those that no operator has dealt with."""
+        return [one for one in self.of(topic) if not one.is_done]
+
+    def skips(self, topic: str) -> list[Skip]:
+        """What is not shipped to the topic because it is here."""
+        return [Skip(one.partition, one.offset, f"parked: {one.error}", one.at_ms) for one in self.of(topic)]
+
+    def why_not(self, error: RefusedByTopic, in_a_row: int, now_ms: int) -> str | None:
+        """Why the partition stops at this record instead; None if it may be parked."""
+        if error.code not in _ABOUT_ONE_RECORD:
+            return "only a record that its broker refuses for itself is parked"
+        if in_a_row >= IN_A_ROW_MAX:
+            return f"{in_a_row} records in a row were parked"
+        recent = sum(one.partition == error.partition and one.at_ms > now_ms - _HOUR_MS for one in self.of(error.topic))
+        return f"{recent} records of the partition were parked within an hour" if recent >= AN_HOUR_MAX else None
+
+    def park(self, record: Record, error: RefusedByTopic, now_ms: int) -> None:
+        """Keep the record, unless it is here; acknowledged and on disk when this returns. Raises as an append does."""
+        name = Code.name_of(error.code or 0)
+        one = ParkedRecord(error.topic, error.partition, error.offset, name, error.why, now_ms)
+        with self._writing:
+            if any(one.place == known.place for known in self.all()):
+                return
+            alone = encode_batch(
+                [record.value], keys=[record.key], headers=[record.headers], timestamps_ms=record.timestamp_ms
+            )
+            number = self._append(bytes(alone.data), dict(zip(one._fields, one[:-2], strict=False)))
+            self._parked[number] = one._replace(number=number)
+
+    def finish(self, number: int, now_ms: int) -> None:
+        """Note that an operator has dealt with a parked record. Raises as an append does."""
+        with self._writing:
+            if not self._parked[number].is_done:
+                self._append(None, {"done": number, "at_ms": now_ms})
+                self._parked[number] = self._parked[number]._replace(is_done=True)
+
+    def record(self, number: int) -> Record:
+        """The record as it was refused, but for its offset. Raises as reading a log."""
+        (entry,) = self.log.records(number, number + 1)
+        assert entry.value is not None, "it is no end of one"
+        return RecordBatch(entry.value, BatchHeader.parse(entry.value)).records()[0]
+
+    def _append(self, value: bytes | None, fields: dict[str, Any]) -> int:
+        self._may_append.wait(_OPENING_S)
+        if self._append_entry is None:
+            raise ShippingError("the outbox is not open yet: nothing can be parked")
+        number = self._append_entry(value, [(HEADER, json.dumps(fields).encode())])
+        self.log.flush()  # an outbox may acknowledge before
+        return number
+
+
+def parking_name(topic: str, partitions: int) -> str:
+    """The directory of the parking log of an outbox."""
+    return log_name(f"{topic}.parked", partitions)
+
+
+def parked_in(records: Iterable[Record]) -> dict[int, ParkedRecord]:
+    """The parked records in a parking log, by their offset in it."""
+    found: dict[int, ParkedRecord] = {}
+    places = set()
+    for record in records:
+        fields = json.loads(dict(record.headers)[HEADER] or b"{}")
+        done = fields.get("done")
+        if done in found:
+            found[done] = found[done]._replace(is_done=True)
+        elif done is None and (one := ParkedRecord(**fields)).place not in places:
+            places.add(one.place)
+            found[record.offset] = one._replace(number=record.offset)
+    return found
