@@ -105,6 +105,8 @@ class PartitionAppender:
         self.free_bytes = 0  # bytes of the budget that the open batch holds and has not used
         self.open: PendingBatch | None = None
         self.counts = AppendCounts()
+        self.opened_ms = shared.clock.wall_ms()
+        """When its log was opened, or opened again."""
         self.stopped: StoppedLog | None = None
         """From the first append that the log refused to the next success; a damaged log says so itself."""
         self._store, self._replicas = store, replicas
@@ -396,6 +398,7 @@ class PartitionAppender:
         """The log is open again, with what members have of it. The caller holds the write lock."""
         with self.lock:
             end, before, self._next_offset = self.log.log_end_offset, self._next_offset, self.log.log_end_offset
+            self.opened_ms = self._shared.clock.wall_ms()
             self.positions = self._store.highest
             if self._settings.durability is Durability.BUFFERED:
                 self._maybe_lost = (end, before) if end < before else None

@@ -84,8 +84,6 @@ class Facts(NamedTuple):
     """Calls of append that took nothing, by the error's name."""
     certificates: Callable[[], Mapping[str, int | None]]
     """When each expires, by its use; see OutboxStatus."""
-    opened_ms: int
-    """When the outbox was opened, wall clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,10 +274,11 @@ class OutboxStatus(ClosedOutbox):
     epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
     yet, both lists have their say. hold: while no standby may take over. takeover: the last one by a standby.
     in_sync_min: members in the smallest in-sync set, the leader counted. damaged: partitions whose log lost records
-    that were on disk. stopped: logs that refused the last append. takes_appends: whether a partition takes some.
-    refused_ms: since when (wall clock) too few members are in sync, or this one does not lead; None: it is not so.
-    late: partitions whose records wait for longer than PAUSE_MS. scrub: what the reading of sealed segments in the
-    background has found. certificates: by what they are for ("replicas", "kafka", "health").
+    that were on disk; damaged_since_ms: when their opening found that. stopped: logs that refused the last append.
+    takes_appends: whether a partition takes some. refused_ms: since when (wall clock) too few members are in sync, or
+    this one does not lead; None: it is not so. late: partitions whose records wait for longer than PAUSE_MS. scrub:
+    what the reading of sealed segments in the background has found. certificates: by what they are for ("replicas",
+    "kafka", "health").
     """
 
     state: LeadingState
@@ -293,7 +292,7 @@ class OutboxStatus(ClosedOutbox):
     in_sync_min: int
     under_min_insync: int
     damaged: tuple[int, ...]
-    opened_ms: int
+    damaged_since_ms: tuple[int, ...]
     stopped: "tuple[StoppedLog, ...]"
     takes_appends: bool
     refused_ms: int | None
@@ -350,10 +349,10 @@ class OutboxStatus(ClosedOutbox):
             oldest = min(self.late, key=lambda one: one.since_ms)
             why = f"records wait for {oldest.waits_for}"
             yield Problem("not_acknowledged", _of(self.late, self.partitions), why, oldest.since_ms)
-        for partition in self.damaged:
+        for partition, since_ms in zip(self.damaged, self.damaged_since_ms, strict=True):
             why = "its log lost records that were on disk"
             log = f" {log_name(self.topic, partition)}"
-            yield Problem("damaged", f"partition {partition}", why, self.opened_ms, argument=log)
+            yield Problem("damaged", f"partition {partition}", why, since_ms, argument=log)
         for one in self.destinations:
             yield from one.find_problems()
         for member in self.members:
@@ -522,7 +521,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         members=_members(facts, led),
         destinations=tuple(_destinations(facts.shipping)),
         damaged=damaged,
-        opened_ms=facts.opened_ms,
+        damaged_since_ms=tuple(one.opened_ms for one in facts.appenders if one.partition in damaged),
         stopped=tuple(one.stopped for one in facts.appenders if one.stopped is not None),
         takes_appends=shared.disk.level is not DiskLevel.FULL
         and any(one.partition not in damaged and _takes_appends(facts, one, now_ms) for one in facts.appenders),

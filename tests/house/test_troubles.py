@@ -19,9 +19,9 @@ def test_each_error_says_what_it_is():
     assert not [name for name, text, _ in errors_told() if not text]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.fault)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.name)
 def test_each_fault_has_its_tests(fault):
-    for path, name in held_by(["", "", fault.tests]):
+    for path, name in held_by(fault.tests):
         assert name in functions(path), f"{path.name}::{name} is not there"
 
 

@@ -3,37 +3,35 @@
 import ast
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pushrep.status import PROBLEMS
 from tests.house.figures import error_classes, nodes, sources
 from tests.house.statements_page import ROOT, held_by
 
 
-class Fault(NamedTuple):
-    """A row of the last table. tests: `file: names`, as in statements.toml."""
+class Fault:
+    """A row of the table of faults. tests: each `file: names`, as in statements.toml."""
 
-    fault: str
-    stops: str
-    goes_on: str
-    ends: str
-    tests: str
+    def __init__(self, fault: str, stops: str, goes_on: str, ends: str, *tests: str) -> None:
+        self.name, self.cells, self.tests = fault, (fault, stops, goes_on, ends), ["", "", *tests]
 
 
 FAULTS = (
     Fault(
-        "a log's disk fails: a sync or a write returns an error",
+        "a sync fails, or a write to a log that can't be undone",
         "appends to that partition",
         "the other partitions; reading, shipping and pushing of all",
-        "the log is opened again by itself",
-        "test_health: test_a_log_that_stopped_is_a_problem_from_its_first_refused_append_and_unready_if_all_are",
+        "the log is opened again by itself, within a second and then at least every minute",
+        "test_outbox_failures: test_a_failed_fdatasync_stops_the_partition_until_its_log_is_open_again "
+        "test_a_disk_that_stays_broken_is_tried_again_at_least_every_minute",
     ),
     Fault(
-        "the system refuses a write: no room, a quota, too few descriptors",
+        "no room, a quota, too few descriptors",
         "that append",
         "the next append, and everything else",
         "the next append that the system takes",
         "test_health: test_a_log_that_refuses_an_append_is_a_problem_until_it_takes_one",
+        "test_log_shortages: test_a_moment_without_descriptors_stops_no_partition",
     ),
     Fault(
         "the disk hangs",
@@ -43,11 +41,25 @@ FAULTS = (
         "test_health: test_records_that_wait_for_a_disk_that_hangs_are_a_problem",
     ),
     Fault(
+        "a log lost records that were on disk",
+        "appends to that partition, and reading from there on",
+        "the other partitions",
+        "`pushrep log repair`, with another member's copy",
+        "test_cli_status: test_damage_that_an_opening_met_is_a_problem_with_its_time_and_its_log",
+    ),
+    Fault(
         "fewer than `min_insync_replicas` members are in sync",
         "appends with `Acks.ALL`; `/readyz` is 503 after five seconds",
         "shipping of what is acknowledged, reading",
         "enough members, without a restart",
         "test_health: test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads",
+    ),
+    Fault(
+        "a node's log fails",
+        "pushing to that copy",
+        "the node's other logs; the leader and its other members",
+        "the leader's next session",
+        "test_replica_node: test_a_disk_error_takes_one_log_offline_and_it_comes_back",
     ),
     Fault(
         "Kafka is away",
@@ -103,11 +115,11 @@ FAULTS = (
         "test_faults_s7_anything_else_stops_nobody_and_is_said_once_with_topic_and_carrier",
     ),
     Fault(
-        "a node's log fails",
-        "pushing to that copy",
-        "the node's other logs; the leader and its other members",
-        "the leader's next session",
-        "test_replica_node: test_a_disk_error_takes_one_log_offline_and_it_comes_back",
+        "a row commits behind a later one",
+        "that append: it is refused",
+        "the records behind it",
+        "another numbering of rows",
+        "test_commit_order: test_faults_s6_by_id_the_outbox_refuses_it_and_says_what_to_do",
     ),
 )
 HEAD = """\
@@ -148,7 +160,7 @@ def page() -> str:
         for name, kind in PROBLEMS.items()
     )
     errors = (f"| `{name}` | {text} | {message} |\n" for name, text, message in sorted(errors_told()))
-    faults = (f"| {' | '.join(one[:-1])} | {_named(one.tests)} |\n" for one in FAULTS)
+    faults = (f"| {' | '.join(one.cells)} | {_named(one.tests)} |\n" for one in FAULTS)
     return "".join([HEAD, *problems, STOPS, *faults, ERRORS, *errors])
 
 
@@ -185,8 +197,8 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _named(tests: str) -> str:
-    return " ".join(f"`{path.relative_to(ROOT)}::{name}`" for path, name in held_by(["", "", tests]))
+def _named(tests: list[str]) -> str:
+    return " ".join(f"`{path.relative_to(ROOT)}::{name}`" for path, name in held_by(tests))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,9 @@ CRITICAL = {Blocks.APPENDS, Blocks.ACKNOWLEDGEMENTS, Blocks.SHIPPING}
 
 
 def problems(outbox):
-    return [one.name for one in outbox.status().problems()]
+    found = outbox.status().problems()
+    assert all(one.since_ms for one in found), found
+    return [one.name for one in found]
 
 
 def test_each_problem_has_an_alert_of_its_weight_and_each_alert_a_page():
@@ -254,7 +256,7 @@ def test_a_kafka_that_is_away_fires_its_alert(tmp_path, assert_fires, monkeypatc
             outbox.append(0, b"later").result(WAIT_S)
             assert_fires(set(), service=StatusCollector(outbox.status))  # a pause
             monkeypatch.setattr(outbox_status, "KAFKA_AWAY_MS", 100)
-            wait_until(lambda: outbox.status().problems(), "it is away for longer than the limit")
+            wait_until(lambda: problems(outbox), "it is away for longer than the limit")
             assert_fires({"PushrepKafkaAway"}, service=StatusCollector(outbox.status))
 
 
@@ -271,8 +273,10 @@ def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
         collector = StatusCollector(outbox.status)
         assert_fires(set(), service=collector)
         fill(place, 0.88)
+        wait_until(lambda: problems(outbox) == ["disk_filling"], "it is seen")
         assert_fires({"PushrepDiskFilling"}, service=collector)
         fill(place, 0.96)
+        wait_until(lambda: problems(outbox) == ["disk_full"], "it is seen")
         assert_fires({"PushrepDiskFull"}, service=collector)
 
 
@@ -297,6 +301,7 @@ def test_a_damaged_segment_fires_its_alert(tmp_path, assert_fires):
     ) as outbox:
         append_segments(outbox)
         rot(outbox.log(0))
+        assert problems(outbox) == ["segment_damaged"]
         assert_fires({"PushrepSegmentDamaged"}, service=StatusCollector(outbox.status))
 
 
@@ -348,6 +353,7 @@ def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path, assert_fires, 
             wait_until(lambda: stalled() > before + 0.2, "and so it goes on")
             (problem,) = world.nodes[1].status().problems()
             assert problem.name == "replay_stalled"
+            assert problem.since_ms > 0
             assert (
                 f"replay {world.nodes[1].replay_server.counters().sessions[0].session_id:016x} of " in problem.subject
             )
