@@ -401,8 +401,11 @@ class WorkersStatus(Status):
                 yield Problem(told["problem"], subject, told["why"], told["since_ms"], Blocks(told["blocks"]))
 
     def elsewhere(self) -> Iterator[Sample]:
-        """See `Status`; a worker that does not answer has no samples."""
-        for path in self.others:
+        """See `Status`; of a slot whose worker does not answer only its problems."""
+        for path, other in self.others.items():
+            for told in other["problems"] if "takes_appends" not in other else ():
+                labels = {"outbox": other.get("outbox_id", ""), "topic": other.get("topic", self.worker.topic)}
+                yield Sample("pushrep_problem", {**labels, "problem": told["problem"]}, 1)
             with suppress(NobodyAnswers, CallRefused):
                 for name, labels, value in ask(path, "metrics", timeout_s=_ASK_S):
                     yield Sample(name, labels, Histogram(*value) if isinstance(value, list) else value)
@@ -422,7 +425,8 @@ def workers_status(own: OutboxStatus) -> WorkersStatus:
                     others[path] = {"problems": [held.as_dict(str(path))]}
                 else:
                     with suppress(PushrepError, OSError):  # a worker opens it now, say
-                        others[path] = {"problems": closed_status(path, error.why).as_dict()["problems"]}
+                        found = closed_status(path, error.why).as_dict()
+                        others[path] = {name: found[name] for name in ("problems", "outbox_id", "topic")}
     return WorkersStatus(directory=str(here.parent), worker=own, others=others)
 
 

@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry
 from pushrep import Outbox
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
-from pushrep.env import RealFilesystem
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.outbox import DeliveryFailed
 from pushrep.outbox import status as outbox_status
 from pushrep.outbox.configured import outbox_settings
@@ -194,7 +195,7 @@ def test_a_log_that_refuses_an_append_is_a_problem_until_it_takes_one(tmp_path, 
         assert ready(url)[:2] == (200, [])
 
 
-def test_workers_share_a_health_port_and_each_answers_for_all_of_them(tmp_path, free_port):
+def test_workers_share_a_health_port_and_each_answers_for_all_of_them(tmp_path, free_port, monkeypatch):
     disk, url = BadLogs(), f"http://127.0.0.1:{free_port}"
     given = {"health": HealthSettings(listen=f"127.0.0.1:{free_port}"), "filesystem": disk}
 
@@ -222,6 +223,12 @@ def test_workers_share_a_health_port_and_each_answers_for_all_of_them(tmp_path, 
             assert set(seen) == ids
             disk.fails.clear()
         assert ready(url)[:2] == (200, [])
+        shipped = ShippingProgress(partitions={0: PartitionProgress(0, 1, 0)})
+        write_progress(REAL_FILESYSTEM, second.directory, {"orders": shipped})
+        monkeypatch.setattr(outbox_status, "SLOT_WAITS_MS", 0)
+        wait_until(lambda: ready(url)[1] == ["slot_waits"], "no worker ships what the second left")
+        waits = f'pushrep_problem{{outbox="{second.identity.outbox_id}",problem="slot_waits",topic="orders"}} 1.0'
+        assert waits in get(f"{url}/metrics")[1].decode(), "and its alert fires"
     with pytest.raises(urllib.error.URLError):
         get(f"{url}/livez")
 
