@@ -69,13 +69,13 @@ def through(spark, place, form, die_at):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sink = idempotent_table(name, form)
-    with Dying(f"{place}/{form}-marks") as marks:
-        once = ReplayFilteredBatches(Columns(sink), marks, replacing=Replacing(sink, records))
-        events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{place}/{form}/*")
-        writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{place}/{form}-checkpoint")
-        writer.trigger(availableNow=True).start().awaitTermination()
-        query_id = marks.owner()
-        replaced = marks.read(query_id, 2).replaced
+    marks = Dying(f"{place}/{form}-marks")
+    once = ReplayFilteredBatches(Columns(sink), marks, replacing=Replacing(sink, records))
+    events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{place}/{form}/*")
+    writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{place}/{form}-checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    query_id = marks.owner()
+    replaced = marks.read(query_id, 2).replaced
     assert [one[:4] for one in replaced] in ([("t", 0, 5, 15)], []), replaced
     table = f"delta.`{name}`" if form == "delta" else name
     assert rows_of(spark.table(table)) == EXPECTED
