@@ -1,12 +1,14 @@
 """Rows and marks in one transaction, in SQLite and in a real PostgreSQL: whatever ends a batch, both agree."""
 
 import datetime as dt
+import re
 import sqlite3
 from contextlib import closing, suppress
 from decimal import Decimal
 
 import pytest
 
+from filtering import StreamMetadata, WrongCarrier
 from spark_jobs import ReplayFilteredBatches
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksStoreDamaged
 from spark_jobs.sql import BadSink, PostgreSQL, SqlTable, dialect_of, stage_rows
@@ -328,6 +330,25 @@ def test_an_adopted_table_goes_on_behind_the_adopted_batch(frames, logs, inside_
     again(frames.split(rows[60:], 2), 0)
     assert ids(url) == logs.Model().kept(rows)
     assert SqlTable(url, "orders").owner() == "new"
+
+
+@SQLITE
+def test_faults_s7_another_carrier_is_refused_until_a_fresh_checkpoint_adopts(frames, logs, inside_query, url):
+    rows = [logs.Row("t", 0, n, StreamMetadata(7, 0, n), None, f"{n}") for n in range(4)]
+    table = SqlTable(url, "orders")
+    inside_query("q")
+    ReplayFilteredBatches(Sink(table), table)(frames.split(rows[:2], 1), 0)
+    again = ReplayFilteredBatches(Sink(table), table, carrier="header")
+    with pytest.raises(WrongCarrier, match="carrier is 'key' in the marks at") as refused:
+        again(frames.split(rows[2:], 1, "header"), 1)
+    assert ids(url) == {"0", "1"}
+    query_id, batch = re.search(r"--adopt (\w+):(\d+)", str(refused.value)).groups()
+    inside_query("fresh")
+    adopt = (query_id, int(batch))
+    table = SqlTable(url, "orders", adopt=adopt)
+    fresh = ReplayFilteredBatches(Sink(table), table, carrier="header", adopt=adopt)
+    fresh(frames.split(rows[2:], 1, "header"), 0)
+    assert ids(url) == {"0", "1", "2", "3"}
 
 
 def test_every_type_that_a_column_can_have_comes_back(spark, url):
