@@ -289,11 +289,15 @@ class Outbox:
                 holders.append(taken.pid)
                 continue
             if kafka is not None:
-                shipper = SlotShipper(
-                    own.facts,
-                    kafka.topic or topic,
-                    lambda slot: cls.open(slot, topic, partitions, producer, config=beside, **settings),
-                )
+                try:
+                    shipper = SlotShipper(
+                        own.facts,
+                        kafka.topic or topic,
+                        lambda slot: cls.open(slot, topic, partitions, producer, config=beside, **settings),
+                    )
+                except BaseException:  # no thread can be started, say
+                    own.close()
+                    raise
                 own._resources.callback(shipper.close)  # noqa: SLF001 - its own class
             return own
         raise NoFreeSlot(parent, slots, holders)

@@ -115,8 +115,10 @@ def give_up(slot: Path) -> bool:
 
 
 def take_back(slot: Path) -> None:
-    """Return once no worker ships this slot for others any more; at once for a slot that a worker has for its own."""
-    others = [one for one in slot_directories(slot.parent) if one != slot]
+    """Return once no worker ships this slot for others any more; at once for a slot that a worker has for its own, and
+    for who is about to ship it for others.
+    """
+    others = [] if slot.resolve() in _wanted else [one for one in slot_directories(slot.parent) if one != slot]
     until_s = monotonic() + _GIVEN_UP_S
     while (holder := lock_holder(slot)) is not None and holder in map(lock_holder, others) and monotonic() < until_s:
         try:
