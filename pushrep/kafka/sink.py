@@ -56,6 +56,7 @@ _LOG = logging.getLogger("pushrep.kafka")
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
 _CLOSE_S = 30.0
+_FIRST_LOOK_MS = 5_000  # then twice as long each time: a broker that hangs keeps those of other partitions unasked
 
 
 class PartitionCounts(Protocol):
@@ -269,7 +270,8 @@ class KafkaSink:
         """
 
         async def look() -> TopicFacts | None:
-            destination = cluster.destination
+            within_ms = min(self._destination.request_timeout_ms, _FIRST_LOOK_MS << min(self._failures, 8))
+            destination = replace(cluster.destination, request_timeout_ms=within_ms)
             return await unless_set(self._wake, in_thread(lambda: look_at_topic(destination, self.topic)))
 
         facts = await look()

@@ -111,6 +111,8 @@ def test_certificates_that_can_not_be_read_now_are_read_again_and_end_no_shippin
     ) as outbox:
         outbox.append(0, b"waits").result(WAIT_S)
         wait_until(lambda: len(looks) > 2, "it is tried again")
+        waits_ms = [given.request_timeout_ms for given, _ in looks[:3]]
+        assert waits_ms == [5_000, 10_000, 20_000], "a broker that hangs is soon given up for another one"
         assert "ssl.ca.location" in outbox.lag()["kafka:orders"].trouble
         with pytest.raises(ShippingTimeout, match=r"ssl\.ca\.location"):
             outbox.wait_shipped(0)
