@@ -58,6 +58,7 @@ class PartitionReplicas:
         """Held while a round is written, and while the leader is changed."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
         self._made_ms, self._possible_ms = clock.monotonic_ms(), -1
+        self._first: int | None = None  # base offset of the batch that has waited for longest
 
     def refusal(self) -> Exception | None:
         """Why no record can be appended now; None if one can."""
@@ -73,20 +74,32 @@ class PartitionReplicas:
         return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.leader.may_append_all else None
 
     def look(self) -> None:
-        """Note whether records can be appended now; called once a second."""
-        if self.refusal() is None:
+        """Note whether records can be appended now, and are acknowledged; called once a second."""
+        try:
+            first = self.waiting[0].base_offset
+        except IndexError:
+            first = None
+        if self.refusal() is None and (first is None or first != self._first):
             self._possible_ms = self._clock.monotonic_ms()
+        self._first = first
 
     def refused_ms(self, grace_ms: int = 0) -> int | None:
         """For how long no record could be appended; None: one can. grace_ms: of fewer than enough members in sync, if
         there were enough before.
         """
         self.look()
-        was_possible = self._possible_ms >= 0
-        age_ms = self._clock.monotonic_ms() - (self._possible_ms if was_possible else self._made_ms)
-        refusal = self.refusal()
+        was_possible, age_ms, refusal = self._possible_ms >= 0, self._impossible_ms(), self.refusal()
         may_pass = was_possible and age_ms < grace_ms and isinstance(refusal, NotEnoughReplicas)
         return None if refusal is None or may_pass else age_ms
+
+    def acknowledges(self, grace_ms: int) -> bool:
+        """Whether batches are acknowledged, or none waits. grace_ms: of an in-sync member that does not answer."""
+        self.look()
+        return not self.waiting or self._impossible_ms() < grace_ms
+
+    def _impossible_ms(self) -> int:
+        since_ms = self._possible_ms if self._possible_ms >= 0 else self._made_ms
+        return self._clock.monotonic_ms() - since_ms
 
     def hold(self, batches: Sequence[PendingBatch], bases: Sequence[int]) -> list[Waiting]:
         """Let these batches wait for replicas from now on."""

@@ -613,8 +613,10 @@ def _takes_appends(facts: Facts, appender: "PartitionAppender", now_ms: int) -> 
         stopped is not None and now_ms - stopped.since_ms >= PAUSE_MS and now_ms - stopped.last_ms < TRIED_AGAIN_MS
     ):
         return False
-    replication = facts.replication
-    return replication is None or replication.appenders[appender.partition].refused_ms(PAUSE_MS) is None
+    if facts.replication is None:
+        return True
+    replicas = facts.replication.appenders[appender.partition]
+    return replicas.refused_ms(PAUSE_MS) is None and replicas.acknowledges(PAUSE_MS)
 
 
 def _late(facts: Facts, now_ms: int) -> Iterator[LateRecords]:

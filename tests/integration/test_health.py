@@ -274,6 +274,25 @@ def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(worl
         receipt.result(WAIT_S)
 
 
+def test_an_outbox_whose_in_sync_member_hangs_is_not_ready_until_records_are_acknowledged(
+    world, free_port, monkeypatch
+):
+    """faults S2: 503 "if ALL was impossible for 5 s; 200 again after a success"."""
+    disk, url = GatedDisk(), f"http://127.0.0.1:{free_port}"
+    health = HealthSettings(listen=f"127.0.0.1:{free_port}")
+    world.node(1, filesystem=disk)
+    with open_outbox(world, 1, replica_lag_max_ms=60_000, min_insync_replicas=2, health=health) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        with disk.hanging():
+            receipt = outbox.append(0, b"waits for the member")
+            wait_until(lambda: outbox.log(0).log_end_offset == 2, "it is in the log")
+            assert ready(url)[0] == 200, "a moment is no reason to send requests elsewhere"
+            monkeypatch.setattr(outbox_status, "PAUSE_MS", 50)
+            wait_until(lambda: ready(url)[:2] == (503, ["not_acknowledged"]), "it acknowledges nothing")
+        receipt.result(WAIT_S)
+        assert ready(url)[:2] == (200, [])
+
+
 def test_a_kafka_away_for_longer_than_the_limit_is_a_problem_and_ready(tmp_path, free_port, monkeypatch):
     monkeypatch.setattr(outbox_status, "KAFKA_AWAY_MS", 200)
     held = reserve()
