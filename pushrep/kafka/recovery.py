@@ -312,7 +312,7 @@ class ShippingRecovery:
                 source.is_matching, source.stopped = False, None
             return
         if source.stopped != str(error):
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.acknowledged, error)
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, error)
         source.is_matching = True
         now_ms = self._clock.monotonic_ms()
         source.stop(str(error), now_ms, now_ms + STOPPED_RETRY_MS)

@@ -442,7 +442,7 @@ class SinkSession:
     def _stop_source(self, source: ShippedPartition, error: Exception) -> None:
         reason = str(error)
         if source.stopped != reason:
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.acknowledged, reason)
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, reason)
         now_ms = self._clock.monotonic_ms()
         source.stop(reason, now_ms, now_ms + STOPPED_RETRY_MS)
         self._recovery.look_again()

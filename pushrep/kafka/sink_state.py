@@ -269,7 +269,7 @@ class SinkState:
             first = min(source.acknowledged, *self.progress.lost.get(source.partition, (source.acknowledged,)))
             behind = source.log.log_end_offset - first
             if source.stopped is not None:
-                stopped.append(ShippingStopped(source.partition, source.acknowledged, source.stopped))
+                stopped.append(ShippingStopped(source.partition, source.stopped_at, source.stopped))
             if behind > 0:
                 records += behind
                 size += source.log.size_from(first)
@@ -324,7 +324,7 @@ class SinkState:
         for number, end in ends.items():
             source = self.sources[number]
             if source.stopped is not None and (source.acknowledged < end or source.is_matching):
-                raise ShippingStopped(number, source.acknowledged, source.stopped)
+                raise ShippingStopped(number, source.stopped_at, source.stopped)
 
 
 def oldest_timestamp_ms(source: ShippedPartition, at: int) -> int | None:

@@ -197,6 +197,11 @@ class ShippedPartition:
             self.stopped_since_ms = now_ms
         self.stopped, self.stopped_until_ms = reason, until_ms
 
+    @property
+    def stopped_at(self) -> int:
+        """The record at which it is stopped: the first one that is neither acknowledged nor skipped."""
+        return self.skipped.end_of(self.acknowledged)
+
     def skip(self, offsets: OffsetRanges) -> None:
         """Send these records not, from now on; what is in flight is not taken back."""
         self.skipped, self.stopped, self.stopped_until_ms = offsets, None, 0

@@ -217,7 +217,7 @@ def test_ten_in_a_row_stop_a_partition(broker, topic, opened):
     ahead = now_ms() + 2 * HOUR_MS
     with opened(1, on_refused="park") as outbox:
         outbox.append_many(0, [b"%d" % n for n in range(15)], timestamps_ms=ahead)
-        with pytest.raises(ShippingStopped, match=r"not parked: 10 records in a row.*offset 10 "):
+        with pytest.raises(ShippingStopped, match=r"stopped at offset 10: not parked: 10 records in a row.*offset 10 "):
             outbox.wait_shipped(WAIT_S)
         assert [one.offset for one in parking(outbox, topic)] == list(range(10))
 
