@@ -497,6 +497,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
     shared, now_ms = logs_status(identity.outbox_id, logs), time.time_ns() // 1_000_000
     refused_ms = [ms for one in _replicas_of(facts) if (ms := one.refused_ms()) is not None]
     damaged = tuple(log.partition for log in logs if log.damaged_from is not None)
+    own = facts.appenders[: identity.partitions]  # without that of the parking log, to which no request appends
     return OutboxStatus(
         directory=str(facts.directory),
         certificates=facts.certificates(),
@@ -528,7 +529,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         damaged_since_ms=tuple(one.opened_ms for one in facts.appenders if one.partition in damaged),
         stopped=tuple(one.stopped for one in facts.appenders if one.stopped is not None),
         takes_appends=shared.disk.level is not DiskLevel.FULL
-        and any(one.partition not in damaged and _takes_appends(facts, one, now_ms) for one in facts.appenders),
+        and any(one.partition not in damaged and _takes_appends(facts, one, now_ms) for one in own),
         refused_ms=now_ms - max(refused_ms) if refused_ms else None,
         late=tuple(_late(facts, now_ms)),
         disk=shared.disk,

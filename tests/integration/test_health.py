@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pushrep import Outbox
+from pushrep import Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
@@ -173,6 +173,27 @@ def test_a_log_that_stopped_is_a_problem_from_its_first_refused_append_and_unrea
             outbox.append(1, b"lost").result(WAIT_S)
         assert ready(url)[:2] == (503, ["log_stopped"])
         assert told(outbox) == ([("log_stopped", "2 of 2 partitions")], 1)
+        disk.fails.clear()
+
+
+def test_a_parking_log_that_takes_entries_makes_no_service_ready(tmp_path, free_port):
+    disk, url = BadLogs(), f"http://127.0.0.1:{free_port}"
+    with Outbox.open(
+        tmp_path / "o",
+        "orders",
+        1,
+        "billing",
+        kafka=KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park"),
+        health=HealthSettings(listen=f"127.0.0.1:{free_port}"),
+        filesystem=disk,
+        config=OutboxConfig(open_timeout_s=0.1),
+    ) as outbox:
+        outbox.append(0, b"before").result(WAIT_S)
+        assert ready(url)[0] == 200
+        disk.fails["orders-0", "sync"] = errno.EIO
+        with pytest.raises(DeliveryFailed, match="the disk is gone"):
+            outbox.append(0, b"lost").result(WAIT_S)
+        assert ready(url)[0] == 503
         disk.fails.clear()
 
 
