@@ -54,7 +54,14 @@ from pushrep.log.directory_files import (
     write_partition_metadata,
 )
 from pushrep.log.disk import DiskLevel, DiskStatus, DiskWatch, ManyFiles, above_limit, run_beside_each_other
-from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata, NotALog, OffsetOutOfRange, RepairRefused
+from pushrep.log.errors import (
+    BelowHighWatermark,
+    CorruptPartitionMetadata,
+    LogPoisoned,
+    NotALog,
+    OffsetOutOfRange,
+    RepairRefused,
+)
 from pushrep.log.flush_scheduler import may_be_interrupted, process_flusher
 from pushrep.log.published import LogOffsets
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
@@ -620,11 +627,15 @@ class SegmentLog(ClosedAtExit):
         else:
             times = self._context.clock.wall_ms() if timestamps_ms is None else timestamps_ms
         batches = to_batches(data, keys, headers, times, self._context.config)
-        if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
-            return writer.append_together(batches)
-        result = writer.append(batches, base_offset)
-        if durability is Durability.FLUSHED:
-            writer.flush_acknowledged(result.last_offset + 1)
+        try:
+            if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
+                return writer.append_together(batches)
+            result = writer.append(batches, base_offset)
+            if durability is Durability.FLUSHED:
+                writer.flush_acknowledged(result.last_offset + 1)
+        except LogPoisoned:
+            writer.is_told = True
+            raise
         return result
 
     def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
@@ -700,7 +711,11 @@ class SegmentLog(ClosedAtExit):
     def flush(self) -> None:
         """Everything appended so far is on disk when this returns. Raises LogPoisoned."""
         writer = self._checked_writer()
-        writer.flush_acknowledged(writer.log_end_offset)
+        try:
+            writer.flush_acknowledged(writer.log_end_offset)
+        except LogPoisoned:
+            writer.is_told = True
+            raise
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
@@ -836,7 +851,8 @@ class SegmentLog(ClosedAtExit):
     def close(self) -> None:
         """Write everything to disk and close the log; closing twice is fine.
 
-        Raises LogPoisoned or OSError if that failed: then the next open scans.
+        Raises LogPoisoned or OSError if that failed: then the next open scans. LogPoisoned, too, if a sync in the
+        background failed before and no call has raised that yet: what was appended is perhaps not on disk.
         """
         self._check_fork()
         with self._closing:

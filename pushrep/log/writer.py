@@ -154,6 +154,8 @@ class LogWriter:
         if report.damaged_from is not None:
             self.damage = Damaged(report.damaged_from, active.path, active.size_bytes, report.damage or "")
         self._poison: BaseException | None = None
+        self.is_told = False
+        """Whether a caller knows that the log is poisoned."""
         self._unflushed_bytes = 0
         self._has_leftover = self._has_new_names = False  # of a refused append; in the directory, too
         self._changed = active.size_bytes == 0  # else the files have their final form
@@ -381,6 +383,8 @@ class LogWriter:
             self.is_closed = True
         self._flush_scheduler.end()
         try:
+            if self._poison is not None and not self.is_told and self.flushed_offset < self.log_end_offset:
+                raise LogPoisoned(self.path, self._poison)
             if self._poison is not None or self.damage is not None:
                 return None
             if self._has_leftover:

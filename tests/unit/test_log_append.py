@@ -492,6 +492,26 @@ def test_readers_holders_and_leases_stay_when_a_stopped_log_is_opened_again_in_p
         reader.close()
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_close_tells_that_a_sync_in_the_background_failed_unless_a_call_has_told_it(tmp_path, is_told):
+    disk = LosingDisk()
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0, flush_ms=300), filesystem=disk)
+    disk.fails = True
+    for n in range(10):
+        log.append(b"%d" % n, durability=BUFFERED)
+    until(lambda: log.stopped_by is not None, "it is flushed in the background")
+    if is_told:
+        with pytest.raises(LogPoisoned):
+            log.append(b"no", durability=BUFFERED)
+        log.close()
+    else:
+        with pytest.raises(LogPoisoned, match="Input/output error"):
+            log.close()
+    with SegmentLog.open(log.path) as opened:
+        assert opened.log_end_offset == 0
+        assert opened.recovery.opening.value == "abnormal"
+
+
 def test_a_closed_log_says_so(tmp_path):
     log = SegmentLog.open(tmp_path / "orders-0")
     log.append(b"x")

@@ -287,6 +287,18 @@ def test_buffered_records_that_a_failed_sync_lost_are_told():
     outbox.close()
 
 
+def test_a_close_tells_of_buffered_records_that_may_be_lost(tmp_path):
+    disk = LosingDisk()
+    outbox = open_outbox(tmp_path, disk, durability=Durability.BUFFERED)
+    disk.fails = True
+    assert [outbox.append(0, b"only in memory").result(60) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LogPoisoned):
+        outbox.log(0).flush()
+    with pytest.raises(DeliveryFailed, match="offsets 0 to 2 were acknowledged as BUFFERED") as lost:
+        outbox.close()
+    assert lost.value.may_be_delivered
+
+
 def test_what_a_failed_sync_did_not_lose_is_found(tmp_path):
     disk = LosingDisk()
     with open_outbox(tmp_path, disk) as outbox:
