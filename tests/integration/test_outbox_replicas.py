@@ -5,6 +5,8 @@ name.
 import shutil
 import threading
 from contextlib import suppress
+from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -426,3 +428,40 @@ def test_threads_that_can_not_start_are_started_later(world, monkeypatch):
         wait_for_all(outbox)
         assert outbox.append(0, b"taken, too").result(WAIT_S) == 1
     assert set(refused) == {"pushrep-sessions-1", "pushrep-connect-1"}
+
+
+@pytest.mark.parametrize(("durability", "every"), [(Durability.FLUSHED, 60), (Durability.BUFFERED, 20)])
+def test_syncs_that_fail_on_every_member_lose_nothing_acknowledged(world, durability, every):
+    """Each disk forgets now and then what a failed sync should have written."""
+    disks = [LosingDisk() for _ in range(3)]
+    for index, disk in enumerate(disks):
+        disk.fails = partial(next, cycle([*[False] * (every + 7 * index), True]))
+    for index in (1, 2):
+        world.node(index, filesystem=disks[index])
+    config = LogConfig(preallocate_bytes=0, flush_ms=20, segment_bytes=3000, batch_bytes_max=2000)
+    acknowledged = {partition: {} for partition in range(2)}
+
+    def append(partition, value):
+        try:
+            acknowledged[partition][outbox.append(partition, value).result(WAIT_S)] = value
+        except (DeliveryFailed, LogStopped, NotEnoughReplicas):
+            return False
+        return True
+
+    given = {"filesystem": disks[0], "log_config": config, "durability": durability}
+    with open_outbox(world, 1, 2, partitions=2, **given) as outbox:
+        for number in range(120):
+            for partition in range(2):
+                wait_until(lambda p=partition, n=number: append(p, b"%d" % n), "it goes on", every_s=0.02)
+        for disk in disks:
+            disk.fails = False
+        for partition in range(2):
+            wait_until(lambda p=partition: append(p, b"last"), "it goes on")
+        wait_for_all(outbox)
+        reopened = sum("not closed" in outbox.log(partition).recovery.reason for partition in range(2))
+        assert reopened, "else it shows nothing"
+        for partition in range(2):
+            values = {record.offset: record.value for record in outbox.log(partition).records(0)}
+            assert acknowledged[partition].items() <= values.items()
+            own = record_bytes(outbox.log(partition).path)
+            assert [record_bytes(copy_of(world, outbox, index, partition)) for index in (1, 2)] == [own, own]

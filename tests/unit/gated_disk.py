@@ -64,6 +64,7 @@ class LosingDisk(RealFilesystem):
     """While `fails` is set, the sync of a log fails, and what it should have written is gone if it `loses`."""
 
     fails, loses = False, True
+    """`fails` may be a function, which is asked at each sync."""
 
     def __init__(self):
         self.synced_bytes = {}
@@ -76,7 +77,7 @@ class LosingDisk(RealFilesystem):
         sync = file.sync
 
         def sync_or_lose():
-            if self.fails:
+            if self.fails() if callable(self.fails) else self.fails:
                 if self.loses:
                     file.truncate(self.synced_bytes[path])
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
