@@ -36,7 +36,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem
@@ -154,7 +153,7 @@ class LogSlices:
     ) -> None:
         self._filesystem, self._directory = filesystem, directory
         self._bases, self._epochs = bases or self._listed, epochs
-        self._files = WeakValueDictionary[Path, SlicedFile]() if files is None else files
+        self._files = files
         self._known: Sequence[int] = ()
         self._next: _SlicePlace | None = None  # where the last slice ended
 
@@ -163,19 +162,16 @@ class LogSlices:
 
         None if a header is out of place. limit: the end of a batch, below which everything was written. Raises OSError.
         """
-        for fresh in (False, True):
-            with suppress(FileNotFoundError):  # removed by retention
-                if (found := self._read(self._bases(fresh), offset, limit, max_bytes)) is not None:
-                    *_, last = found.batches
-                    self._next = _SlicePlace(last[2], found.segment, last[0] + last[3], last[4])
-                    return found
-        return None
+        return self._read(self._bases(False), offset, limit, max_bytes) or self._read(
+            self._bases(True), offset, limit, max_bytes
+        )
 
     def forget(self) -> None:
         """Forget the files, because the log was cut, or another process writes it now."""
         self._next, self._known = None, ()
-        for path in [path for path in self._files if path.parent == self._directory]:
-            self._files.pop(path, None)
+        files = self._files or {}
+        for path in [path for path in files if path.parent == self._directory]:
+            files.pop(path, None)
 
     def _read(self, bases: Sequence[int], offset: int, limit: int, max_bytes: int) -> LogSlice | None:
         at = bisect_right(bases, offset) - 1
@@ -183,12 +179,21 @@ class LogSlices:
             return None
         segment = bases[at]
         path = segment_path(self._directory, segment)
-        if (file := self._files.get(path)) is None:
-            file = self._files[path] = SlicedFile(self._filesystem.open(path, writable=False))
+        file = None if self._files is None else self._files.get(path)
+        try:
+            file = file or SlicedFile(self._filesystem.open(path, writable=False))
+        except FileNotFoundError:  # removed by retention
+            return None
+        if self._files is not None:
+            self._files[path] = file
         end_offset = bases[at + 1] if at + 1 < len(bases) else None
         batches = scan_headers(file, self._begun(file, segment, end_offset, offset))
         found = _slice(batches, self._epochs(), offset, limit, max_bytes)
-        return LogSlice(file, segment, found) if found else None
+        if not found:
+            return None
+        position, _, end_offset, size, epoch, _, _ = found[-1]
+        self._next = _SlicePlace(end_offset, segment, position + size, epoch)
+        return LogSlice(file, segment, found)
 
     def _listed(self, fresh: bool) -> Sequence[int]:  # noqa: FBT001 - a function of one argument
         if fresh or not self._known:
@@ -219,10 +224,9 @@ def _slice(
     holds = next((batch for batch in batches if batch[2] > offset), None)
     if holds is None or holds[1] > offset or holds[1] >= limit:
         return []
-    newest, newest_from = epochs.entries[-1] if epochs.entries else (None, 0)
+    newest, newest_from = epochs.entries[-1] if epochs.entries else (-1, 0)
     begin, first, end_offset, size, epoch, *_ = holds
-    is_old = newest is not None and (epoch != newest or first < newest_from)
-    if is_old and epochs.contradiction(first, epoch) is not None:
+    if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:
         return []
     found = [holds]
     end, until = begin + size, begin + max_bytes
@@ -231,8 +235,7 @@ def _slice(
             _, base, following, size, epoch, _, _ = batch
             if base != end_offset or end + size > until:
                 break
-            is_old = newest is not None and (epoch != newest or base < newest_from)
-            if is_old and epochs.contradiction(base, epoch) is not None:
+            if (epoch != newest or base < newest_from) and epochs.contradiction(base, epoch) is not None:
                 break
             found.append(batch)
             end, end_offset = end + size, following
@@ -344,15 +347,19 @@ class BatchReader:
         bounds = self._checked(start, end)
         until = bounds.end if end is None else end
         walk = self._walk(start, until, WINDOW_BYTES if until - start > _FEW else _FEW_BYTES)
-        return self._up_to(until, self._below(bounds.end, walk))
+        return self._up_to(bounds.end, until, walk)
 
-    def _up_to(self, end: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[RecordBatch]:
-        """These batches. The place of the last one is remembered, for who looks at it again and goes on behind it."""
+    def _up_to(self, bound: int, end: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[RecordBatch]:
+        """The batches up to the bound. The place of the one at the end is remembered, for who looks at it again and
+        goes on behind it.
+        """
         for place, batch in walk:
-            header = batch.header
-            if header.next_offset >= end:
-                behind = place.position + header.size_bytes
-                self._remember(place, _Place(place.base, behind, header.next_offset, header.leader_epoch))
+            next_offset = batch.header.next_offset
+            if next_offset >= end:
+                if next_offset > bound:
+                    return
+                behind = place.position + batch.header.size_bytes
+                self._remember(place, _Place(place.base, behind, next_offset, batch.header.leader_epoch))
             yield batch
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:

@@ -85,7 +85,7 @@ CHECKS = {
     ),
     "the epoch that a slice begins with": Removed(
         reader,
-        "if is_old and epochs.contradiction(first, epoch) is not None:", "if False:",
+        "if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:", "if False:",
         "push", Flip(6, 127),
     ),
     "epochs of what is fetched": Removed(
