@@ -22,7 +22,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -108,6 +108,7 @@ _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
 _CLOSE_S = 1.0
 _SILENT_S = 1.0
+_NEXT_BROKER_S = 1.0  # one that hangs keeps another one unasked for so long
 TAKES_NO_CONNECTION, DOES_NOT_ANSWER = "takes no connection", "does not answer"
 UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError, KafkaUnreachable)
 """What is raised when a broker does not answer, not in Kafka's language, or with an error that may pass."""
@@ -184,6 +185,11 @@ class Cluster:
             yield
         except TimeoutError:
             silence.waiting -= 1
+            raise
+        except asyncio.CancelledError:  # another one answered: that says nothing of this one
+            silence.waiting -= 1
+            if not silence.waiting:
+                self._silences.pop(node, None)
             raise
         except BaseException:
             self._ended(node, silence)
@@ -386,34 +392,56 @@ class Cluster:
         return found
 
     async def _ask_any(self, request: Any) -> Any:
-        failure: object = "no broker is known"
-        other: AnotherCluster | None = None
-        nodes = list(self._addresses)
-        random.shuffle(nodes)
-        silent = self.silent(_SILENT_S)
-        for node in sorted(nodes, key=silent.__contains__):  # those that keep others waiting come last
+        """The first answer. Brokers are asked one after the other, the next one also while another hangs."""
+        failures: list[BaseException] = []
+        asking: set[asyncio.Task[Any]] = set()
+        waiting = list(self._asks(request))
+        try:
+            while waiting or asking:
+                if waiting:
+                    asking.add(asyncio.ensure_future(waiting.pop(0)()))
+                done, asking = await asyncio.wait(
+                    asking, timeout=_NEXT_BROKER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for one in done:
+                    error = one.exception()
+                    if not isinstance(error, (*UNREACHABLE, AnotherCluster)):
+                        return one.result()
+                    failures.append(error)
+        finally:
+            for one in asking:
+                one.cancel()
+        for error in failures:
+            if isinstance(error, AnotherCluster):
+                raise error
+        raise KafkaUnreachable(repr(failures[-1]) if failures else "no broker is known")
+
+    def _asks(self, request: Any) -> Iterator[Callable[[], Awaitable[Any]]]:
+        """The known brokers, those that keep others waiting last; then the addresses that the destination names."""
+
+        async def ask_known(node: int) -> Any:
             try:
                 return await self.ask(node, request)
-            except UNREACHABLE as error:
-                failure = error
+            except UNREACHABLE:
                 self.drop(node)
+                raise
+
+        async def ask_at(host: str, port: int) -> Any:
+            connection = await self._connect(host, port)
+            try:
+                return await connection.send(request)
+            finally:
+                self._leave(connection)
+
+        nodes = list(self._addresses)
+        random.shuffle(nodes)
+        for node in sorted(nodes, key=self.silent(_SILENT_S).__contains__):
+            yield partial(ask_known, node)
         servers = self._destination.bootstrap_servers.split(",")
         random.shuffle(servers)
         for server in servers:
             host, _, port = server.strip().rpartition(":")
-            try:
-                connection = await self._connect(host.strip("[]"), int(port))
-                try:
-                    return await connection.send(request)
-                finally:
-                    self._leave(connection)
-            except AnotherCluster as error:
-                other = error
-            except UNREACHABLE as error:
-                failure = error
-        if other is not None:
-            raise other
-        raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
+            yield partial(ask_at, host.strip("[]"), int(port))
 
     async def _connect(self, host: str, port: int) -> Connection:
         destination = self._destination

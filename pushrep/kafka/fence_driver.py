@@ -180,8 +180,10 @@ class FenceDriver:
             for partition in list(self.partitions.drain_due(now_ms)):
                 if (end := self._session.acknowledged_end(partition)) is not None:
                     self.partitions.on_drained(partition, end)
-            if self.partitions.in_state(PartitionState.LOOKED_AT):
-                await self._pause(self._wake, _TOGETHER_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TOGETHER_S):
+                    while self.partitions.in_state(PartitionState.LOOKED_AT):
+                        await self._pause(self._wake, _TOGETHER_S)
             if listed := self.partitions.next_transaction():
                 await self._transaction(listed)
             await self._pause(self._wake, _WATCH_S if self.partitions.is_settled else _LOOK_S_MAX)

@@ -418,7 +418,9 @@ class FencedPartitions:
         self._renew_every_ms = renew_every_ms
 
     def __getitem__(self, partition: int) -> FencedPartition:
-        return self._all.setdefault(partition, FencedPartition())
+        if partition not in self._all:  # the topic has grown since the session began
+            self._all[partition] = FencedPartition()
+        return self._all[partition]
 
     def in_state(self, state: PartitionState) -> list[int]:
         """The partitions in this state."""

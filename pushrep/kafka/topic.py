@@ -31,6 +31,7 @@ from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMiss
 _LOG = logging.getLogger("pushrep.kafka")
 
 _POLL_S = 0.01
+_NEXT_BROKER_S = 2.0  # one that hangs keeps another one unasked for so long
 _EXPIRATION, _EXPIRATION_MS = "producer.id.expiration.ms", 86_400_000  # the broker's default
 _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS = "transactional.id.expiration.ms", 604_800_000  # as above
 _SET_BY = {
@@ -108,7 +109,7 @@ def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
         cluster_id = admin.result_of(admin.client.describe_cluster()).cluster_id
         doing = "DESCRIBE_CONFIGS"
         settings = admin.settings_of(ConfigResource(ResourceType.TOPIC, topic))
-        expirations_ms = _expirations_ms(admin, _leader_of(topic, description.partitions))
+        expirations_ms = _expirations_ms(admin, _leaders_of(topic, description.partitions))
     except KafkaException as error:
         if error.args[0].code() in _MISSING:
             raise TopicMissing(topic) from error
@@ -156,14 +157,14 @@ class _Admin:
         except KafkaException as error:  # a certificate can't be read, perhaps while it is being replaced
             raise KafkaUnreachable(error.args[0].str()) from error
 
-    def settings_of(self, resource: Any) -> Mapping[str, Any]:
+    def settings_of(self, resource: Any, within_s: float | None = None) -> Mapping[str, Any]:
         """The settings of a topic or broker. Raises as `result_of`."""
-        found: Mapping[str, Any] = self.result_of(self.client.describe_configs([resource])[resource])
+        found: Mapping[str, Any] = self.result_of(self.client.describe_configs([resource])[resource], within_s)
         return found
 
-    def result_of(self, future: "Future[Any]") -> Any:
+    def result_of(self, future: "Future[Any]", within_s: float | None = None) -> Any:
         """Wait for the result; poll the client for error callbacks and tokens. Raises KafkaException, TimeoutError."""
-        deadline_s = monotonic() + self._timeout_s
+        deadline_s = monotonic() + (within_s or self._timeout_s)
         while not future.done() and monotonic() < deadline_s:
             self.client.poll(_POLL_S)
         return future.result(0)
@@ -173,27 +174,33 @@ class _Admin:
             self.why = error.str()
 
 
-def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
-    for one in partitions:
-        if one.leader is not None and one.leader.id >= 0:
-            return str(one.leader.id)
-    raise KafkaUnreachable(f"no partition of topic {topic} has a leader now")
+def _leaders_of(topic: str, partitions: Sequence[Any]) -> list[str]:
+    leaders = [str(one.leader.id) for one in partitions if one.leader is not None and one.leader.id >= 0]
+    if not leaders:
+        raise KafkaUnreachable(f"no partition of topic {topic} has a leader now")
+    return list(dict.fromkeys(leaders))
 
 
-def _expirations_ms(admin: _Admin, broker: str) -> tuple[int, int]:
-    """The broker's producer.id.expiration.ms and transactional.id.expiration.ms; Kafka's defaults if this user may not
-    read them. Raises KafkaException, TimeoutError.
+def _expirations_ms(admin: _Admin, brokers: Sequence[str]) -> tuple[int, int]:
+    """The producer.id.expiration.ms and transactional.id.expiration.ms of the first of these brokers that answers;
+    Kafka's defaults if this user may not read them. Raises KafkaException, TimeoutError.
 
-    If the broker does not answer, the defaults must not be used: the real time may be shorter, and a batch that is sent
-    after it could leave a gap.
+    If no broker answers, the defaults must not be used: the real time may be shorter, and a batch that is sent after it
+    could leave a gap.
     """
-    try:
-        settings = admin.settings_of(ConfigResource(ResourceType.BROKER, broker))
-    except (KafkaException, TimeoutError) as error:
-        if failure_of(error) is Failure.TRANSIENT:
-            raise
-        _LOG.info("%s can't be read, its default is used: %s", _EXPIRATION, error)
-        settings = {}
+    for broker in brokers:
+        try:
+            settings = admin.settings_of(
+                ConfigResource(ResourceType.BROKER, broker), None if broker == brokers[-1] else _NEXT_BROKER_S
+            )
+            break
+        except (KafkaException, TimeoutError) as error:
+            if failure_of(error) is not Failure.TRANSIENT:
+                _LOG.info("%s can't be read, its default is used: %s", _EXPIRATION, error)
+                settings = {}
+                break
+            if broker == brokers[-1]:
+                raise
 
     def number(name: str, default: int) -> int:
         entry = settings.get(name)

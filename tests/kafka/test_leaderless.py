@@ -4,6 +4,9 @@ running; it follows when it has one.
 Three brokers with a partition each, and no copies; that of partition 0 is killed.
 """
 
+import re
+import signal
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -132,17 +135,18 @@ def test_a_marker_that_never_comes_is_asked_for_again(three_brokers, topic, open
         effect = added(self, event)
         if isinstance(effect, fence_rules.AddPartitions):
             listed.append(effect.partitions)
-        if isinstance(effect, fence_rules.AbortTransaction) and len(listed) == 1:
+        is_listed = isinstance(effect, fence_rules.AbortTransaction) and 0 in listed[-1]
+        if is_listed and three_brokers.is_running(AWAY) and not any(0 in one for one in listed[:-1]):
             three_brokers.kill(AWAY)
         return effect
 
     monkeypatch.setattr(Fence, "on", away)
     with opened() as outbox:
-        assert 0 in listed[0]
         append(outbox, "meanwhile")
         wait_until(lambda: acknowledged(outbox)[1:] == [40, 40], "the others are shipped")
         earlier = outbox.facts.shipping.sink.fencing.newest.producer
         assert acknowledged(outbox)[0] == 20
+        assert any(0 in one for one in listed)
         three_brokers.start(AWAY)
         append(outbox, "when it is back")
         outbox.wait_shipped(WAIT_S)
@@ -150,4 +154,26 @@ def test_a_marker_that_never_comes_is_asked_for_again(three_brokers, topic, open
         assert outbox.facts.shipping.sink.fencing.newest.producer > earlier
         refused = dict.fromkeys(range(3), Code.INVALID_PRODUCER_EPOCH)
         assert send_under(three_brokers.bootstrap_servers, topic, range(3), older, 60) == refused
+        assert_each_once(three_brokers, topic, outbox)
+
+
+def test_a_broker_that_hangs_keeps_no_partition_of_another_one_waiting(three_brokers, topic, opened):
+    """faults B3, S4: while running and at an opening; and it is said which."""
+    with opened() as outbox:
+        append(outbox, "before")
+        outbox.wait_shipped(WAIT_S)
+        three_brokers.send_signal(signal.SIGSTOP, AWAY)
+        try:
+            append(outbox, "while running")
+            wait_until(lambda: acknowledged(outbox)[1:] == [40, 40], "the others are shipped")
+            said = re.compile(rf"broker {AWAY} at .* does not answer|{topic}-0 has no leader")
+            wait_until(lambda: said.search(trouble(outbox) or ""), "it is said")
+            outbox.close()
+            with opened() as again:
+                append(again, "after a deploy")
+                wait_until(lambda: acknowledged(again)[1:] == [60, 60], "the others are shipped")
+        finally:
+            three_brokers.send_signal(signal.SIGCONT, AWAY)
+    with opened() as outbox:
+        outbox.wait_shipped(WAIT_S)
         assert_each_once(three_brokers, topic, outbox)
