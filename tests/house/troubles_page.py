@@ -96,7 +96,7 @@ FAULTS = (
         "shipping to the partitions that it leads",
         "the other partitions; `lag()` names it after five seconds",
         "its answer, or another leader",
-        "test_another_cluster: test_brokers_that_do_not_answer_are_said",
+        "test_leaderless: test_a_broker_that_hangs_keeps_no_partition_of_another_one_waiting",
     ),
     Fault(
         "a worker of many dies, and none takes its slot",

@@ -1,17 +1,18 @@
 """A single broker with settings that are in the way: Kafka's defaults, by which it can't create the transaction topic,
-so that there is no coordinator; and less metadata in a commit than the default.
+so that there is no coordinator; less metadata in a commit than the default; topics that are made by whoever asks.
 """
 
 import asyncio
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from filtering import StreamMetadata, sqe_producer_id
 from filtering.consumers import MarksTooLarge
-from pushrep.kafka import DestinationRefused, KafkaDestination, fence_driver
+from pushrep.kafka import DestinationRefused, KafkaDestination, TopicMissing, fence_driver
 from pushrep.outbox import Outbox, OutboxConfig
 from tests.kafka.cluster import KafkaCluster, missing
-from tests.kafka.plain_client import create_topic, plain_producer, send
+from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -22,7 +23,7 @@ DEFAULTS = {"transaction.state.log.replication.factor": "3", "transaction.state.
 @pytest.fixture(scope="module")
 def cluster(tool_or_skip, tmp_path_factory):
     tool_or_skip(missing())
-    settings = {**DEFAULTS, "offset.metadata.max.bytes": "300"}
+    settings = {**DEFAULTS, "offset.metadata.max.bytes": "300", "auto.create.topics.enable": "true"}
     with KafkaCluster(tmp_path_factory.mktemp("odd"), settings=settings) as made:
         yield made
 
@@ -89,3 +90,24 @@ def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(
     assert "transaction.state.log.replication.factor" in caplog.text
     with pytest.raises(DestinationRefused, match=r"transaction\.state\.log\.replication"):
         opened("required")
+
+
+def test_a_topic_that_brokers_make_for_whoever_asks_is_not_made_by_shipping(cluster, tmp_path):
+    """Its number of partitions would be fixed by the brokers' default. One that another client made is shipped to."""
+
+    def opened():
+        destination = KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, fence="off")
+        return Outbox.open(
+            tmp_path / "outbox", "made", 3, "test", kafka=destination, config=OutboxConfig(open_timeout_s=WAIT_S)
+        )
+
+    with pytest.raises(TopicMissing):
+        opened()
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    assert "made" not in admin.list_topics(timeout=WAIT_S).topics
+    send(plain_producer(cluster.bootstrap_servers), "made", [(b"of another client", b"v")])
+    with opened() as outbox:
+        for partition in range(3):
+            outbox.append_many(partition, [b"%d" % n for n in range(20)])
+        outbox.wait_shipped(WAIT_S)
+    assert len(consume(cluster.bootstrap_servers, "made")) == 61

@@ -18,6 +18,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -296,6 +297,16 @@ class ForgetfulCluster(KafkaCluster):
         for made in admin.create_acls(bindings).values():
             made.result(WAIT_S)
 
+    def take_away(self, kind, name, operation):
+        """Take a right that `allow` gave."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        wanted = AclBindingFilter(
+            ResourceType[kind], name, ResourcePatternType.PREFIXED, f"User:{USER}", "*", AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )  # fmt: skip
+        for gone in admin.delete_acls([wanted]).values():
+            assert gone.result(WAIT_S)
+
     def destination(self, **settings):
         """The destination with the credentials of USER."""
         return KafkaDestination(
@@ -470,6 +481,35 @@ def test_a_right_that_an_outbox_lacks_is_named_and_used_when_it_is_given(forgetf
                 break
             except ShippingStopped as stopped:
                 assert said in str(stopped)  # noqa: PT017 - it is not what is waited for
+        assert_each_once(forgetful, topic, outbox)
+
+
+def test_rights_that_are_taken_away_while_it_runs_stop_no_more_than_they_have_to(forgetful, tmp_path, caplog):
+    """Without the one at the transactional id it ships on under the epochs that it has, and says so; without the one to
+    write the partitions wait, by its name, until it is given again.
+    """
+    topic = new_topic(forgetful)
+    with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:
+        fence = ("TRANSACTIONAL_ID", f"pushrep-{outbox.identity.outbox_id}-", "WRITE")
+    write, expirations = ("TOPIC", topic, "WRITE"), ("BROKER", "kafka-cluster", "DESCRIBE_CONFIGS")
+    forgetful.allow(fence, write, expirations, *(("TOPIC", topic, operation) for operation in ("READ", "DESCRIBE_CONFIGS")))
+    with open_outbox(tmp_path / "outbox", forgetful, topic, kafka=forgetful.destination()) as outbox:
+        append(outbox)
+        outbox.wait_shipped(WAIT_S)
+        assert fence_of(outbox).is_standing
+        forgetful.take_away(*fence)
+        wait_until(lambda: fence_of(outbox).why_unfenced is not None, "the renewal finds it out")
+        append(outbox)
+        outbox.wait_shipped(WAIT_S)
+        assert "shipped to without a fence" in caplog.text
+        forgetful.take_away(*expirations)
+        forgetful.take_away(*write)
+        append(outbox)
+        outbox.flush()
+        lag = lambda: outbox.lag()[f"kafka:{topic}"]  # noqa: E731
+        wait_until(lambda: any("the right WRITE on topic" in one.reason for one in lag().stopped), "it is named")
+        forgetful.allow(write)
+        wait_until(lambda: lag().records == 0, "it goes on")
         assert_each_once(forgetful, topic, outbox)
 
 
