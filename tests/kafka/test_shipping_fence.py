@@ -492,7 +492,8 @@ def test_rights_that_are_taken_away_while_it_runs_stop_no_more_than_they_have_to
     with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:
         fence = ("TRANSACTIONAL_ID", f"pushrep-{outbox.identity.outbox_id}-", "WRITE")
     write, expirations = ("TOPIC", topic, "WRITE"), ("BROKER", "kafka-cluster", "DESCRIBE_CONFIGS")
-    forgetful.allow(fence, write, expirations, *(("TOPIC", topic, operation) for operation in ("READ", "DESCRIBE_CONFIGS")))
+    others = (("TOPIC", topic, operation) for operation in ("READ", "DESCRIBE_CONFIGS"))
+    forgetful.allow(fence, write, expirations, *others)
     with open_outbox(tmp_path / "outbox", forgetful, topic, kafka=forgetful.destination()) as outbox:
         append(outbox)
         outbox.wait_shipped(WAIT_S)

@@ -9,12 +9,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords, sink, sink_session
+from pushrep.kafka.answers import Code
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import BatchHeader
 from tests.integration.outboxes import wait_until
+from tests.kafka.coordinator_client import send_under
 from tests.kafka.plain_client import alter_topic, consume, create_topic, wait_known
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -255,3 +257,21 @@ def test_a_topic_made_again_between_look_and_ship_has_lost_nothing(broker, topic
         outbox.wait_shipped(WAIT_S)
         assert len(set(looks)) == 2
     assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)]
+
+
+def test_a_partition_that_lost_only_its_marker_is_fenced_anew(broker, topic, opened):
+    """faults B3: "An end below its marker: fence anew"; an older instance's batches would be taken there."""
+    servers = broker.bootstrap_servers
+    create_topic(servers, topic)
+    with opened() as outbox:
+        append(outbox, "one", 100)
+        outbox.wait_shipped(WAIT_S)
+    with opened() as outbox:
+        fence = outbox.facts.shipping.sink.fencing.newest
+        older = fence.producer
+        cut_tail(broker, topic, consume(servers, topic)[-1].offset + 1)
+        wait_until(lambda: fence.producer > older and fence.is_standing, "it is fenced anew")
+        assert send_under(servers, topic, [0], older) == {0: Code.INVALID_PRODUCER_EPOCH}
+        append(outbox, "two", 10)
+        outbox.wait_shipped(WAIT_S)
+    assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)] + [b"two %d" % n for n in range(10)]
