@@ -458,11 +458,12 @@ class Cluster:
             sasl_plain_password=destination.sasl_password,
             sasl_oauth_token_provider=None if (token := destination.sasl_oauth_token) is None else _Tokens(token),
         )
-        await made.connect()
         try:
+            await made.connect()
             await self._check_cluster(made)
         except BaseException:
-            self._leave(made)
+            if made.connected():
+                self._leave(made)
             raise
         return made
 
