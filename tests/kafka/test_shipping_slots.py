@@ -12,6 +12,7 @@ import pytest
 
 from pushrep.log.inspection import lock_holder
 from pushrep.outbox.slots import take_back
+from pushrep.status import Problem
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import consume, create_topic
 from tests.programs import PUSHREP, PythonProgram
@@ -123,3 +124,12 @@ def test_faults_b8_fewer_workers_ship_what_the_others_left_and_give_a_slot_up_to
     for one in (fourth, second, sixth):
         one.append(0, f"of-{one.slot}")
     wait_until(lambda: values_in(broker, workers.topic)["of-slot-0"] == 1, "all ship their own", every_s=0.2)
+
+    # Without any worker, by the command that the problem names.
+    for one in (second, fourth, sixth):
+        one.kill()
+    command = Problem("slot_waits", "slot-1", "").as_dict(str(slot.with_name("slot-1")))["command"]
+    program, *arguments = command.replace("HOST:9092", broker.bootstrap_servers).split()
+    done = subprocess.run([PUSHREP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert (program, done.returncode) == ("pushrep", 0), done.stdout
+    assert values_in(broker, workers.topic)["of-slot-1"] == 1
