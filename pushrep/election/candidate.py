@@ -231,7 +231,7 @@ class Candidate:
     @property
     def base(self) -> Grant:
         """The grant from which the next one is made, and whose member lists count."""
-        base = base_of(answer.grant for answer in self._answers.values())
+        base = base_of(one.grant for one in self._answers.values() if not self._deposes_nobody(one))
         if base is None:
             assert self._first is not None, "an outbox without a grant is opened with its first one"
             return self._first

@@ -957,7 +957,7 @@ class World:
 
     def take_grant(self, machine, grant, sender):
         disk = machine.disk
-        verdict = judge_grant(OfferedGrant(grant, sender, disk.grant, disk.taken))
+        verdict = judge_grant(OfferedGrant(grant, sender, disk.grant, disk.taken, disk.is_unfilled))
         self.note(machine, f"grant {verdict.name}")
         if verdict is not ErrorCode.NONE:
             return
