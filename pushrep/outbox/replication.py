@@ -529,6 +529,10 @@ class Replication:
             until_s, is_closing = monotonic() + within_s, self._election.ending.is_set
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
                 while not self._holds(lambda leader: leader.has_all(target)):
+                    if why_not := self._why_nothing_moves():
+                        raise CommandRefused(
+                            f"{why_not}: nothing more is acknowledged, so there is nothing to wait for"
+                        )
                     is_ended = self._election.ending.is_set and not is_closing
                     if monotonic() >= until_s or is_ended or self._stop.wait(_PAUSE_S):
                         raise CommandRefused(
@@ -543,6 +547,12 @@ class Replication:
                     appender.failure = why
                 leading.resign(why, target)
         return target
+
+    def _why_nothing_moves(self) -> str:
+        """Why the watermark can't rise now; empty if it can."""
+        why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
+        are_enough = self._holds(lambda leader: leader.may_append_all)
+        return why_no_append or ("" if are_enough else "too few members are in sync")
 
     def _successor(self, leading: Leading, to: int | None) -> int:
         grant = leading.grant

@@ -1,15 +1,18 @@
 """A leader hands the lead over: by `pushrep outbox transfer`, and when it is closed. Nobody waits for T."""
 
+import errno
 import json
 import threading
 from contextlib import ExitStack
+from time import monotonic
 
 import pytest
 
 from pushrep.cli.main import run
 from pushrep.election.errors import NotLeader
 from pushrep.election.leader import PartitionLeader
-from pushrep.outbox import StandbyState
+from pushrep.env.filesystem import RealFile
+from pushrep.outbox import DeliveryFailed, StandbyState
 from pushrep.outbox.creating import create_outbox
 from tests.integration.outboxes import wait_until
 from tests.integration.test_standbys import WAIT_S, Instance, Members
@@ -136,3 +139,22 @@ def test_what_can_not_be_handed_over_is_refused_and_the_leader_leads_on(service,
     service.instances[2].wait_until_it_leads()
     code, _, errors = transfer(service, capfd)
     assert code == 1, "it leads no more"
+
+
+def test_a_leader_that_can_acknowledge_nothing_more_closes_without_waiting_for_that(service, monkeypatch):
+    """Its own disk fails: no standby could ever hold everything that it has acknowledged, and they look at once."""
+    sync, leader = RealFile.sync, service.outbox(0)
+
+    def failing(file):
+        if service.data[0] in file.path.parents and file.path.suffix == ".log":
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealFile, "sync", failing)
+        with pytest.raises(DeliveryFailed):
+            leader.append(0, b"second").result(WAIT_S)
+        began_s = monotonic()
+        leader.close()
+        assert monotonic() - began_s < 4, "close_timeout_s is 5"
+    wait_until(lambda: any(service.instances[index].leads.is_set() for index in (1, 2)), "another leads")
