@@ -190,7 +190,7 @@ NOT_DRILLED = frozenset(
     {
         "PushrepNotLeading", "PushrepUnderMinInsync", "PushrepDamaged", "PushrepLogOffline", "PushrepShippingStopped",
         "PushrepLogWaits", "PushrepDiskFilling", "PushrepFilterGap", "PushrepNobodyLeads",
-        "PushrepLogStopped", "PushrepNotAcknowledged", "PushrepFenceWaits", "PushrepSlotWaits",
+        "PushrepLogStopped", "PushrepRecordsParked", "PushrepNotAcknowledged", "PushrepFenceWaits", "PushrepSlotWaits",
     }
 )  # fmt: skip
 """Alerts that no fault of the drill is for; cases beside the rules hold them."""
