@@ -164,9 +164,7 @@ def test_what_nobody_has_open_is_told_by_its_files(world, look):
     assert (of_copy["kind"], of_copy["logs"][0]["log_end_offset"]) == ("logs", 3)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PROBLEMS if name != "slot_waits"]
-)  # tests/kafka/test_shipping_slots.py
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_each_problems_command_runs_as_it_is_printed(tmp_path, name, world, capfd):
     world.node(1)
     of_node = {"log_offline", "log_waits", "damaged", "segment_damaged", "disk_full", "disk_filling"}
