@@ -32,7 +32,7 @@ BEHIND_S = 20
 MINUTES = float(os.environ.get("PUSHREP_AUDIT_MINUTES", "10"))
 
 SERVICE = """
-import json, sys, time
+import json, os, sys, time
 from pushrep import Durability, LogConfig, Outbox, OutboxConfig
 from pushrep.kafka import KafkaDestination
 directory, topic, servers = sys.argv[1:]
@@ -46,9 +46,9 @@ with Outbox.open(
         futures = []
         for partition, size, age_ms in json.loads(line):
             at_ms = time.time_ns() // 1_000_000 - age_ms
-            futures.append((partition, outbox.append(partition, b"x" * size, timestamp_ms=at_ms)))
+            futures.append((partition, outbox.append(partition, os.urandom(size), timestamp_ms=at_ms)))
         outbox.flush()
-        given = [(partition, future.result().offset) for partition, future in futures]
+        given = [(partition, future.result()) for partition, future in futures]
         behind = {
             str(n): outbox.log(n).log_end_offset - state.sources[n].acknowledged for n in range(4)
         }
@@ -100,7 +100,7 @@ def records(rng, counts):
     batch = [(partition, 100, 0) for partition in range(PARTITIONS) for _ in range(rng.randrange(1, 15))]
     if rng.random() < 0.05:
         size, age_ms, kind = rng.choice(
-            [(100, 8 * 86_400_000, "late"), (100, -2 * 3_600_000, "ahead"), (2_000_000, 0, "too large")]
+            [(100, 8 * 86_400_000, "late"), (100, -2 * 3_600_000, "ahead"), (200_000, 0, "large")]
         )
         batch.insert(rng.randrange(len(batch)), (rng.randrange(PARTITIONS), size, age_ms))
         counts[f"records that were {kind}"] += 1
