@@ -15,8 +15,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from filtering.retry import ask_in_background
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code
@@ -28,13 +30,13 @@ from pushrep.kafka.fence_rules import PartitionState
 from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
-from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery, in_thread
+from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import FENCE, IN_TROUBLE_MS, SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
-from pushrep.log import LogClosed
+from pushrep.log import LogClosed, SegmentLog
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -370,7 +372,7 @@ class SinkSession:
                 self._cross(source)
             return None
         is_stopped = source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms
-        if source.is_matching or source.is_parking or is_stopped:
+        if source.is_matching or is_stopped or self._is_parking(source):
             return None
         before = source.acknowledged
         try:
@@ -417,27 +419,33 @@ class SinkSession:
         if parking is not None and isinstance(error, RefusedByTopic) and self._destination.on_refused == "park":
             why_not = parking.why_not(error, source.parked_in_a_row, now_ms)
             if why_not is None:
-                source.stopped, source.is_parking = None, True
-                self._run(self._park(parking, source, error, now_ms))
+                source.stopped = None
+                park = partial(self._park, parking, source.log, error, now_ms)
+                source.parking = ask_in_background(park, "pushrep-kafka-parking")
                 return
             error = ShippingError(f"not parked: {why_not}. {error}")
         self._stop_source(source, error)
 
-    async def _park(self, parking: ParkingLog, source: ShippedPartition, error: RefusedByTopic, now_ms: int) -> None:
-        try:
-            (record,) = source.log.records(error.offset, error.offset + 1)
-            await in_thread(lambda: parking.park(record, error, now_ms))
-        except LogClosed:
-            raise
-        except (OSError, PushrepError) as failure:
-            self._stop_source(source, failure)
-            return
-        finally:
-            source.is_parking = False
-        _LOG.warning("parked: %s", error)
-        source.parked_in_a_row += 1
+    def _park(self, parking: ParkingLog, log: SegmentLog, error: RefusedByTopic, now_ms: int) -> None:
+        """In a thread of its own, which goes on if the session ends: the next one waits for it."""
+        (record,) = log.records(error.offset, error.offset + 1)
+        parking.park(record, error, now_ms)
         self._state.change(lambda progress: progress.skipping(parking.skips(error.topic)))
-        source.skip(self._state.progress.skipped_of(source.partition))
+        _LOG.warning("parked: %s", error)
+
+    def _is_parking(self, source: ShippedPartition) -> bool:
+        """Whether the source waits for the parking log. What is there by now is passed. Raises LogClosed."""
+        if source.parking is None or not source.parking.done():
+            return source.parking is not None
+        failure, source.parking = source.parking.exception(), None
+        if failure is None:
+            source.parked_in_a_row += 1
+            source.skip(self._state.progress.skipped_of(source.partition))
+            return False
+        if isinstance(failure, LogClosed) or not isinstance(failure, OSError | PushrepError):
+            raise failure
+        self._stop_source(source, failure)
+        return True
 
     def _stop_source(self, source: ShippedPartition, error: Exception) -> None:
         reason = str(error)

@@ -15,6 +15,7 @@ parse, and raises the error.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from os import preadv
 
 import numpy as np
@@ -119,12 +120,12 @@ class ShippedPartition:
     the topic is known to hold. is_matching: whether it waits until the topic's content is known. is_doubtful: whether
     `prove` has to check that the log is still the one that was shipped. append_times: when records below `noted_end`
     were appended. alone: the records that were refused in a batch; while one of them is in flight, no other record of
-    the log is. is_parking: whether one of them is on its way to the parking log. parked_in_a_row: how many were parked
-    since the topic last took one.
+    the log is. parking: one of them is on its way to the parking log, also after its session. parked_in_a_row: how
+    many were parked since the topic last took one.
     """
 
     is_new = False
-    is_matching = is_parking = False
+    is_matching = False
     is_doubtful = False
 
     def __init__(self, log: SegmentLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
@@ -134,6 +135,7 @@ class ShippedPartition:
         self.newest: ShippedRecord | None = None
         self.skipped = OffsetRanges()
         self.alone = OffsetRanges()
+        self.parking: Future[None] | None = None
         self.parked_in_a_row = 0
         self.stopped: str | None = None
         self.stopped_since_ms = self.stopped_until_ms = 0

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from threading import Event
 
 import pytest
 
@@ -15,9 +16,10 @@ from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka import KafkaDestination, RecordsParked, ShippingStopped
 from pushrep.kafka.progress import read_progress
+from pushrep.kafka.sink_session import SinkSession
 from pushrep.log import Durability
 from pushrep.outbox import Outbox
-from pushrep.records import Codec
+from pushrep.records import Codec, encode_batch
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import alter_topic, create_topic
 from tests.kafka.topic_reader import read_filtered, same
@@ -209,6 +211,48 @@ def test_a_parked_record_lets_its_partition_go_on(broker, topic, opened, tmp_pat
     del logs[0][11], logs[1][:2]
     found = read_filtered(broker.bootstrap_servers, topic, 2)
     assert all(same(found.of(pid, partition), records) for partition, records in logs.items())
+
+
+def test_what_is_on_its_way_to_the_parking_log_when_a_session_ends_is_not_shipped_by_the_next(
+    broker, topic, opened, monkeypatch
+):
+    """faults B7: each is in the topic or parked, not both, although the topic takes the record by now."""
+    create_topic(broker.bootstrap_servers, topic, 2, max_message_bytes=20_000)
+    sessions = []
+
+    class Noted(SinkSession):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            sessions.append(self)
+
+    monkeypatch.setattr("pushrep.kafka.sink.SinkSession", Noted)
+    with opened(2, on_refused="park", batch_bytes=20_000) as outbox:
+        state = outbox.facts.shipping.sink.state
+        is_asked, goes_on = Event(), Event()
+        entries = iter(range(2))
+
+        def held(value, headers):
+            is_asked.set()
+            assert goes_on.wait(WAIT_S)
+            state.parking.log.append(encode_batch([value], headers=[headers], timestamps_ms=now_ms()))
+            return next(entries)
+
+        state.parking.append_by(held)
+        outbox.append(0, os.urandom(30_000))
+        outbox.append(0, b"behind")
+        assert is_asked.wait(WAIT_S)
+        alter_topic(broker.bootstrap_servers, topic, max_message_bytes=1_000_000)
+        sessions[0].stop()
+        wait_until(lambda: len(sessions) > 1, "the next session begins")
+        outbox.append(1, b"by the next session")
+        state.wait({1: 1}, WAIT_S, None)
+        goes_on.set()
+        with pytest.raises(RecordsParked) as caught:
+            outbox.wait_shipped(WAIT_S)
+        assert caught.value.places == ((0, 0),)
+        pid = outbox.pid
+    found = read_filtered(broker.bootstrap_servers, topic, 2)
+    assert [one.value for one in found.of(pid, 0)] == [b"behind"]
 
 
 def test_ten_in_a_row_stop_a_partition(broker, topic, opened):
