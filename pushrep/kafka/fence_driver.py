@@ -351,6 +351,8 @@ class FenceDriver:
                 pause_s = _LOOK_S_MIN if any(found.values()) else min(2 * pause_s, _LOOK_S_MAX)
                 await asyncio.sleep(pause_s)
         except UNREACHABLE as error:
+            if isinstance(error, KafkaUnreachable):  # for example since the right to read is missing
+                self._session.note_fence(str(error))
             _LOG.info("broker %d can't be read for markers: %r", node, error)
             self._session.refresh_soon()
         finally:

@@ -505,10 +505,13 @@ def test_rights_that_are_taken_away_while_it_runs_stop_no_more_than_they_have_to
         assert "shipped to without a fence" in caplog.text
         forgetful.take_away(*expirations)
         forgetful.take_away(*write)
-        append(outbox)
-        outbox.flush()
         lag = lambda: outbox.lag()[f"kafka:{topic}"]  # noqa: E731
-        wait_until(lambda: any("the right WRITE on topic" in one.reason for one in lag().stopped), "it is named")
+
+        def is_named():  # a broker learns of it a moment later
+            append(outbox, 1)
+            return any("the right WRITE on topic" in one.reason for one in lag().stopped)
+
+        wait_until(is_named, "it is named", 0.2)
         forgetful.allow(write)
         wait_until(lambda: lag().records == 0, "it goes on")
         assert_each_once(forgetful, topic, outbox)
