@@ -28,9 +28,9 @@ from tests.class_archives import INTERPRETED, SPARK, java_options
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
 # Hadoop's local file system starts a `chmod` for each file and directory that it makes, a sixth of a streaming test's
 # processor time; now and then one ends with 1 and no word. This one asks Java. It stands at the end of the class path,
-# where the archive still fits.
+# where the archive still fits. Long forms, and other releases of Spark, have what users have.
 _local_files = Path(__file__).parents[1] / ".cache" / "spark-kafka" / "libs" / "hadoop-bare-naked-local-fs-0.1.0.jar"
-if _local_files.exists():
+if _local_files.exists() and not {"PUSHREP_TORTURE", "PUSHREP_SPARK_PYTHONS"} & os.environ.keys():
     os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_local_files))
     _SPARK_WAITS += " -Dspark.hadoop.fs.file.impl=com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK

@@ -25,6 +25,22 @@ def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.fixture
+def files_of_sparks_package(spark):
+    """The local file system of Spark's package is Hive's, which refuses to rename a file to one that is there; Hadoop's
+    own, and so that of tests/conftest.py, replaces it.
+    """
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    own = {"fs.file.impl": "org.apache.hadoop.hive.ql.io.ProxyLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+    before = {name: settings.get(name) for name in own}
+    for name, value in own.items():
+        settings.set(name, value)
+    yield
+    for name, value in before.items():
+        settings.unset(name) if value is None else settings.set(name, value)
+
+
+@pytest.mark.usefixtures("files_of_sparks_package")
 def test_of_two_writers_of_one_name_none_puts_the_others_bytes_there(spark, tmp_path):
     """Each has written its bytes aside before one of them renames."""
     first, second = (HadoopDirectory(spark, str(tmp_path)) for _ in range(2))
