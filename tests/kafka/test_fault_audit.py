@@ -173,6 +173,7 @@ def a_fault(cluster, service, topic, copies, rng, counts):
         alter_topic(servers, topic, compression_type=rng.choice(["producer", "uncompressed", "zstd"]))
         alter_topic(servers, topic, min_insync_replicas=rng.choice([1, min(2, copies)]))
         appending(service, rng, counts, seconds)
+        alter_topic(servers, topic, max_message_bytes=1_048_588)  # a start with small ones is refused, as a setting
 
 
 def parked(directory):
