@@ -31,11 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
+from examples.demo.flights import schema_json
 from examples.demo.history import APPLY, BROKER, RELAY, History, Kill
 from examples.demo.output import Output
 from examples.demo.plan import records_per_trigger
 from examples.demo.processes import TICK_S, Child, ProgramFailed
 from examples.demo.programs import DemoSurroundings, Pace
+from pushrep.env import REAL_FILESYSTEM, write_atomic
 from spark_jobs.errors import SparkJobError
 from tests.support.kafka_node import (
     MEMORY,
@@ -262,6 +264,8 @@ class KafkaPrograms:
 
     def apply(self) -> Child:
         """The second topic into the table, from the checkpoint on, until it is stopped."""
+        # The job is refused without its schema, and the producer may not have come to write it.
+        write_atomic(REAL_FILESYSTEM, self.output.schema, [schema_json().encode()])
         return self._job(
             APPLY,
             self.route.second,
