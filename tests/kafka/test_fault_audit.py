@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from filtering import StreamMetadata
 from tests.kafka.plain_client import alter_topic, consume_all, wait_known
+from tests.programs import PUSHREP
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.long]
 PARTITIONS = 4
@@ -177,7 +178,7 @@ def a_fault(cluster, service, topic, copies, rng, counts):
 
 
 def parked(directory):
-    command = [sys.executable, "-m", "pushrep", "outbox", "parked", "list", "--directory", str(directory), "--json"]
+    command = [PUSHREP, "outbox", "parked", "list", "--directory", str(directory), "--json"]
     found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     return [(one["partition"], one["offset"]) for one in json.loads(found)["parked"]]
 
