@@ -35,7 +35,7 @@ _Closable = TypeVar("_Closable", bound=Closable)
 
 @contextmanager
 def closed_on_error(one: _Closable) -> Iterator[_Closable]:
-    """It is closed if the block raises; else it stays open, for whom the block gave it to."""
+    """It is closed if the block raises; else it stays open."""
     try:
         yield one
     except BaseException:

@@ -110,9 +110,9 @@ class KafkaSink:
         if shipped.parking is not None:  # what was parked last may not be in the file yet
             progress = progress.skipping(shipped.parking.skips(self.topic))
         servers = destination.bootstrap_servers
-        self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock, servers)
+        epoch, clock, parking = shipped.origin.pid_epoch, shipped.clock, shipped.parking
+        self.state = SinkState(shipped.logs, progress, epoch, clock, self.topic, servers, parking)
         """What is known of the topic, and what was sent there."""
-        self.state.topic, self.state.parking = self.topic, shipped.parking
         self._brokers = KnownBrokers(progress.cluster_id)
         self._writing = threading.Lock()
         self._started = threading.Event()

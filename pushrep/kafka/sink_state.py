@@ -70,18 +70,21 @@ class ShippingCounts:
 class SinkState:
     """The state of shipping to one topic; see the module's docstring for its threads."""
 
-    topic = ""
-
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what is shipped, and whence
         self,
         logs: Sequence[SegmentLog],
         progress: ShippingProgress,
         pid_epoch: int,
         clock: Clock,
-        servers: str = "bootstrap_servers",
+        topic: str,
+        servers: str,
+        parking: ParkingLog | None = None,
     ) -> None:
-        """Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch."""
-        self._clock = clock
+        """parking: where refused records are; None: there were never any.
+
+        Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch.
+        """
+        self._clock, self.topic, self.parking = clock, topic, parking
         self.counts, self.requests = ShippingCounts(), Durations(REQUEST_BOUNDS_S)
         memory = ReusedMemory()
         self.progress = progress.within(
@@ -102,8 +105,6 @@ class SinkState:
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until an operator acts."""
         self.pid_epoch = pid_epoch
-        self.parking: ParkingLog | None = None
-        """Where refused records are; None: there were never any."""
         self.went_back: set[int] = set()
         """Kafka partitions whose end was below their acknowledged end."""
         self.unread: dict[int, tuple[int, int]] = {}

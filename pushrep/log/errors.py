@@ -131,12 +131,11 @@ _REMEDIES = {
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOMEM: "free memory",
     errno.EAGAIN: "free memory",
+    errno.EROFS: "mount the file system writable",
+    errno.EOVERFLOW: "begin a new log",
 }
-
-
-SHORTAGES = frozenset(_REMEDIES)
+SHORTAGES = _REMEDIES.keys() - {errno.EROFS, errno.EOVERFLOW}
 """What the system is short of for a moment: a call that it refuses so has done nothing, except a sync."""
-_REMEDIES |= {errno.EROFS: "mount the file system writable", errno.EOVERFLOW: "begin a new log"}
 
 
 def append_remedy(cause: OSError) -> str:

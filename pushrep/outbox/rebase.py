@@ -142,7 +142,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
         raise AnotherCluster(topic, servers, expected=str(progress.cluster_id), found=found)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start instead of being refused.
-    state = SinkState(logs, progress, identity.pid_epoch + 1, clock)
+    state = SinkState(logs, progress, identity.pid_epoch + 1, clock, topic, destination.bootstrap_servers)
     contents = asyncio.run(read_contents(destination, facts, state, origin))
     plan, partitions = {}, {}
     for log in logs:

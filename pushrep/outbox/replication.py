@@ -488,7 +488,7 @@ class Replication:
                 return
             if lost is None:
                 try:
-                    why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
+                    why_no_append = self._why_no_append()
                 except LogClosed:  # by `close`
                     return
                 grant = self._state_store.kept.grant or self._first()
@@ -550,9 +550,12 @@ class Replication:
 
     def _why_nothing_moves(self) -> str:
         """Why the watermark can't rise now; empty if it can."""
-        why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
         are_enough = self._holds(lambda leader: leader.may_append_all)
-        return why_no_append or ("" if are_enough else "too few members are in sync")
+        return self._why_no_append() or ("" if are_enough else "too few members are in sync")
+
+    def _why_no_append(self) -> str:
+        """Of the first log that takes none; empty if all take appends."""
+        return next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
 
     def _successor(self, leading: Leading, to: int | None) -> int:
         grant = leading.grant

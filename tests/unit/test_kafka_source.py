@@ -360,7 +360,7 @@ def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):
 def state(log, at, *, pid_epoch=0, stored_epoch=0):
     epochs = (EpochPartitions(0, 1),)
     progress = ShippingProgress(epochs=epochs, pid_epoch=stored_epoch, partitions={0: at} if at else {})
-    return SinkState([log], progress, pid_epoch, SYSTEM_CLOCK)
+    return SinkState([log], progress, pid_epoch, SYSTEM_CLOCK, "orders", "broker:9092")
 
 
 def test_troubles_that_take_turns_are_logged_once_each_until_nothing_is_in_the_way(log, caplog):
@@ -375,7 +375,7 @@ def test_lag_is_the_age_since_the_append_whatever_time_a_record_has(log):
     """faults S4: "not by the record's own timestamp"; stored by minutes, so that a restart knows it, too."""
     clock = SimulatedClock()
     epochs = (EpochPartitions(0, 1),)
-    sink = SinkState([log], ShippingProgress(epochs=epochs), 0, clock)
+    sink = SinkState([log], ShippingProgress(epochs=epochs), 0, clock, "orders", "broker:9092")
     sink.note_ends()
     for seconds in range(1, 601):
         clock.advance(1_000)
@@ -383,7 +383,7 @@ def test_lag_is_the_age_since_the_append_whatever_time_a_record_has(log):
             append(log, b"of 1970")
         sink.note_ends()
     assert abs(sink.lag().age_ms - 501_000) <= 1_000
-    again = SinkState([log], sink.current(), 0, clock)
+    again = SinkState([log], sink.current(), 0, clock, "orders", "broker:9092")
     assert abs(again.lag().age_ms - 501_000) <= 60_000
     sink.sources[0].on_acknowledged(1, 0, 5)
     assert abs(sink.lag().age_ms - 201_000) <= 1_000
@@ -397,7 +397,7 @@ def test_lag_is_the_age_since_the_append_whatever_time_a_record_has(log):
 def test_what_keeps_some_records_waiting_is_told_after_five_seconds(log):
     """faults B3, S4: a partition without a leader, a broker that is away, a fence that waits."""
     clock = SimulatedClock()
-    sink = SinkState([log], ShippingProgress(epochs=(EpochPartitions(0, 1),)), 0, clock)
+    sink = SinkState([log], ShippingProgress(epochs=(EpochPartitions(0, 1),)), 0, clock, "orders", "broker:9092")
     assert "have not answered yet" in sink.trouble
     sink.begin()
     sink.set_trouble("orders-1 has no leader", ("leader", 1))
@@ -464,5 +464,5 @@ def test_what_was_acknowledged_is_written_down_though_the_topics_offset_is_not_k
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
     shipped = state(log, PartitionProgress(2, -1, crc))  # as `pushrep outbox rebase` leaves it; no broker answers
-    again = SinkState([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
+    again = SinkState([log], shipped.current(), 0, SYSTEM_CLOCK, "orders", "broker:9092").sources[0]
     assert (again.acknowledged, again.destination_offset) == (2, -1)
