@@ -24,6 +24,8 @@ DURATION_MAX_MS = 1 << 40
 """34 years. The operating system's waits fail for a few centuries or more."""
 DURATION_MAX_S = DURATION_MAX_MS // 1000
 
+REASON_CHARACTERS_MAX = 2000
+
 _ENTRY = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 _NOTHING = {"none", "never"}
 _Made = TypeVar("_Made")
@@ -178,6 +180,13 @@ def whole_number(argument: str, value: object, least: int = 0, most: int | None 
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         wanted = f"of at least {least}" if most is None else f"between {least} and {most}"
         raise BadArgument(argument, f"give a whole number {wanted}, not {value!r}")
+    return value
+
+
+def printable_text(argument: str, value: object, characters_max: int = REASON_CHARACTERS_MAX) -> str:
+    """A name or a reason that a caller gave: others will read it on terminals. Raises BadArgument."""
+    if not isinstance(value, str) or not value.strip() or len(value) > characters_max or not value.isprintable():
+        raise BadArgument(argument, f"give a text of 1 to {characters_max} printable characters, not {value!r:.100}")
     return value
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from filtering.marks import HighwaterMarks, select_rows
 from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
+from pushrep.status.terminal import say
 from spark_jobs.batch_marks import BatchMarks, MarksKey, MarksStore
 from spark_jobs.errors import MarksMissing
 from spark_jobs.marks_stores import BATCHES_SHOWN, batch_of, is_database, marks_of, opened, owner_of, why_unreadable
@@ -80,15 +81,15 @@ def show(store: str, table: str | None, batch: int | None, as_json: bool) -> Non
     if as_json:
         last = {"batch": shown.batch_id, "ranges": [one._asdict() for one in shown.ranges], "marks": lines}
         told = {"location": location, "query": query_id, "batches": batches, "counts": counted, "last": last}
-        click.echo(json.dumps(told))
+        say(json.dumps(told))
         return
-    click.echo(f"{store}: query {query_id}, batches {_range(batches)}")
+    say(f"{store}: query {query_id}, batches {_range(batches)}")
     for line in _table_of(counted):
-        click.echo(line)
+        say(line)
     for read in shown.ranges:
-        click.echo(f"  batch {shown.batch_id} read {read}")
+        say(f"  batch {shown.batch_id} read {read}")
     for mark in lines:
-        click.echo(f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}")
+        say(f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}")
 
 
 @marks.command(short_help="Write a batch's marks into a file.")
@@ -110,7 +111,7 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
         out.write(wanted.to_bytes())
     result = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
     text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
-    click.echo(json.dumps(result) if as_json else text)
+    say(json.dumps(result) if as_json else text)
 
 
 @marks.command("import", short_help="Put an export, a pair or no marks in.")
@@ -156,16 +157,16 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
     adopt = f"{changed.query_id}:{changed.batch_id}"
     if as_json:
         result = {"store": store, "adopt": adopt, "marks": _count(changed), "dry_run": dry_run}
-        click.echo(json.dumps(result | {"before": None if before is None else _count(before)}))
+        say(json.dumps(result | {"before": None if before is None else _count(before)}))
         return
     for line in _changes(before, changed):
-        click.echo(line)
+        say(line)
     if dry_run:
-        click.echo("dry run: nothing was written")
+        say("dry run: nothing was written")
     elif before is None:
-        click.echo(f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}")
+        say(f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}")
     else:
-        click.echo(f"batch {changed.batch_id} of query {changed.query_id} has these marks now")
+        say(f"batch {changed.batch_id} of query {changed.query_id} has these marks now")
 
 
 def _before(found: MarksStore, store: str, *, replaces: bool) -> BatchMarks | None:

@@ -29,6 +29,7 @@ from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import many
+from pushrep.status.terminal import say
 
 _DEFAULT_PRODUCER = "pushrep-append"
 _PROGRESS_EVERY = 4096  # lines
@@ -206,9 +207,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         return
     present = f"; already there: {many(appender.present, 'line')}" if appender.present else ""
     ended = ", ".join(f"{end:,}" for end in ends)
-    click.echo(
-        f"appended {many(appender.appended, 'record')} to {topic} in {seconds:.1f} s{present}; log ends at {ended}"
-    )
+    say(f"appended {many(appender.appended, 'record')} to {topic} in {seconds:.1f} s{present}; log ends at {ended}")
 
 
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:

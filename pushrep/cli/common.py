@@ -17,7 +17,8 @@ import click
 
 from filtering.extras import EXTRA_OF, MissingExtra, install_command
 from pushrep.importing import PACKAGES, why_hidden
-from pushrep.status.table import table, width
+from pushrep.status.table import table
+from pushrep.status.terminal import LogLines, say, width
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -40,7 +41,7 @@ class JsonLines(logging.Formatter):
 def log_to_stderr(format_: str, level: str) -> None:
     """Configure the root logger. A program whose root logger has handlers already keeps its configuration."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if format_ == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines() if format_ == "json" else LogLines(TEXT))
     logging.basicConfig(handlers=[handler], level=level.upper())
 
 
@@ -128,11 +129,10 @@ def whole_step() -> Iterator[None]:
 def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; see pushrep/status/table.py."""
     if title is not None:
-        click.echo(title)
-    for line in table(columns, rows, width()):
-        click.echo(line)
+        say(title)
+    say(*table(columns, rows, width()))
 
 
 def show_json(value: Any) -> None:
     """One JSON value on one line."""
-    click.echo(json.dumps(value, default=str))
+    say(json.dumps(value, default=str))

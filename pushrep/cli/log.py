@@ -49,6 +49,7 @@ from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held
 from pushrep.replicate.election_state import find_election_state
 from pushrep.status.table import count, size
+from pushrep.status.terminal import say
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 
@@ -121,28 +122,29 @@ def describe(directory: Path, name: str | None, as_json: bool) -> None:  # noqa:
         if as_json:
             show_json(facts)
         else:
-            click.echo("" if number else None, nl=bool(number))
+            if number:
+                say("")
             _describe(facts)
 
 
 def _describe(facts: dict[str, Any]) -> None:
     for name in ("log", "log_id", "log_start_offset", "log_end_offset", "flushed_offset", "high_watermark"):
-        click.echo(f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
-    click.echo(f"{'known by':20} {facts['known_by']}")
-    click.echo(f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
+        say(f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
+    say(f"{'known by':20} {facts['known_by']}")
+    say(f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
     marker = facts["clean_marker"]
     listed = "not listed" if marker is None else ", ".join(f"{key} {value}" for key, value in marker.items())
-    click.echo(f"{'clean marker':20} {listed}")
-    click.echo("checkpoints")
+    say(f"{'clean marker':20} {listed}")
+    say("checkpoints")
     for name, offset in facts["checkpoints"].items():
-        click.echo(f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
+        say(f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
     epochs = facts["leader_epochs"]
     shown = "none kept" if epochs is None else ", ".join(f"{epoch} from {start}" for epoch, start in epochs)
-    click.echo(f"{'leader epochs':20} {shown}")
+    say(f"{'leader epochs':20} {shown}")
     if (outbox := facts["outbox"]) is not None:
-        click.echo(f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
+        say(f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
         if outbox["given_up_to"]:
-            click.echo(f"{'given up to':20} {outbox['given_up_to']}")
+            say(f"{'given up to':20} {outbox['given_up_to']}")
     rows = [
         (f"{s['base_offset']:020d}", size(s["size_bytes"]), count(s["index_entries"]), count(s["time_index_entries"]))
         for s in facts["segments"]
@@ -194,9 +196,9 @@ def verify_against(log: Path, where: str) -> bool:
         found = compare_copies(here, there, log.name)
     what = f"offsets [{found.start}, {found.end}), {found.batches:,} batches, {size(found.size_bytes)}"
     if found.is_same:
-        click.echo(f"{log}: the same as at {where}: {what}")
+        say(f"{log}: the same as at {where}: {what}")
     else:
-        click.echo(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; below it the same: {what}")
+        say(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; below it the same: {what}")
     return found.is_same
 
 
@@ -271,7 +273,7 @@ def verify(directory: Path, name: str | None, as_json: bool, against: str | None
             _print_report(report)
             for one in members:
                 verdict = "holds it" if one["why_not"] is None else f"does not hold it: {one['why_not']}"
-                click.echo(f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}")
+                say(f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}")
         if against is not None:
             whole = verify_against(log, against) and whole
     if not whole:
@@ -284,7 +286,7 @@ def _print_report(report: VerifyReport) -> None:
     verdict = f"whole: offsets [{report.log_start_offset}, {report.verified_to})"
     if not report.is_whole:
         verdict = f"DAMAGED ({len(report.findings)}): whole below offset {report.verified_to}"
-    click.echo(
+    say(
         f"{report.log}: {verdict}, {report.records:,} records in {report.batches:,} batches and "
         f"{report.segments} segments, {size(report.bytes_read)}{speed}{beside}"
     )
@@ -294,9 +296,9 @@ def _print_report(report: VerifyReport) -> None:
 def print_findings(report: VerifyReport) -> None:
     """A line for each damage, and one for a torn tail."""
     for finding in report.findings:
-        click.echo(f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
+        say(f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
     if report.torn is not None:
-        click.echo(
+        say(
             f"  torn tail, above the last flush; the next open cuts it off: {_place(report.torn)}: {report.torn.reason}"
         )
 
@@ -371,27 +373,27 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _print_repair(report: RepairReport) -> None:
     would = "would be " if report.dry_run else ""
     for one in report.spliced:
-        click.echo(
+        say(
             f"{report.log}: offsets [{one['first_offset']}, {one['end_offset']}) {would}taken from the copy into "
             f"{one['segment']} at byte {one['position']} ({one['reason']})"
         )
     if report.cut is not None:
         taken = f", {size(report.cut.size_bytes)} cut off" if not report.dry_run else ""
-        click.echo(
+        say(
             f"{report.log}: {would}cut at offset {report.cut.offset}, byte {report.cut.position} of "
             f"{report.cut.segment}{taken}"
         )
     for name in report.rebuilt:
-        click.echo(f"{report.log}: {name} {would}rebuilt")
+        say(f"{report.log}: {name} {would}rebuilt")
     kept = [*report.kept_as, *(report.cut.kept_as if report.cut is not None else ())]
     if kept:
-        click.echo(f"{report.log}: kept aside: {', '.join(kept)}")
+        say(f"{report.log}: kept aside: {', '.join(kept)}")
     if not (report.spliced or report.cut or report.rebuilt):
-        click.echo(f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
+        say(f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
     if report.after is not None:
         verdict = "whole" if report.after.is_whole else "still DAMAGED"
         start, end = report.after.log_start_offset, report.after.verified_to
-        click.echo(f"{report.log}: {verdict}: offsets [{start}, {end})")
+        say(f"{report.log}: {verdict}: offsets [{start}, {end})")
         print_findings(report.after)
 
 
@@ -425,9 +427,9 @@ def truncate(  # noqa: PLR0913, PLR0917 - one parameter an option
         ends = {"log_end_offset_before": before, "log_end_offset": end}
         show_json({"log": path.name, **ends, "kept_as": kept, "outbox": outbox})
     else:
-        click.echo(f"{path.name}: the log ended at {before:,}, now it ends at {end:,}")
+        say(f"{path.name}: the log ended at {before:,}, now it ends at {end:,}")
         if kept:
-            click.echo(f"{path.name}: kept aside: {', '.join(kept)}")
+            say(f"{path.name}: kept aside: {', '.join(kept)}")
         print_outbox(path, outbox)
 
 
@@ -451,13 +453,13 @@ def restore(directory: Path, name: str, file: Path, dry_run: bool, as_json: bool
     if as_json:
         show_json(report.as_dict())
     elif report.refused is not None:
-        click.echo(f"{report.log}: {report.file} does not fit: {report.refused}")
+        say(f"{report.log}: {report.file} does not fit: {report.refused}")
     else:
         would = "would put back" if dry_run else "put back"
         span = f"[{report.start_offset}, {report.end_offset})"
-        click.echo(f"{report.log}: {would} {report.records:,} records, offsets {span}")
+        say(f"{report.log}: {would} {report.records:,} records, offsets {span}")
         if report.stopped is not None:
-            click.echo(f"  the rest of the file was not used: {report.stopped}")
+            say(f"  the rest of the file was not used: {report.stopped}")
     if report.refused is not None:
         click.get_current_context().exit(1)
 
@@ -477,7 +479,7 @@ def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
 def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
     """Print one line if the outbox's next open begins another PID epoch."""
     if outbox is not None and outbox["next_pid_epoch"] != outbox["pid_epoch"]:
-        click.echo(
+        say(
             f"{log.name}: readers may have seen offsets up to {outbox['given_up_to']:,}: the outbox's next open begins "
             f"PID epoch {outbox['next_pid_epoch']}, so that their filters let the new records at these offsets through"
         )
@@ -500,9 +502,9 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
         show_json({**fields, "unshipped": [one._asdict() for one in unshipped]})
         return
-    click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is now {identity.pid}")
+    say(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is now {identity.pid}")
     for one in unshipped:
-        click.echo(
+        say(
             f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and topic {one.topic} "
             "has not acknowledged them. If the topic holds other records in their place, they can't be shipped: then "
             f"run pushrep outbox rebase {directory}"
@@ -557,7 +559,7 @@ def purge(directory: Path, name: str | None, before: str, dry_run: bool, as_json
             if as_json:
                 show_json(one | {"dry_run": dry_run})
             else:
-                click.echo(_described(one, is_dry_run=dry_run))
+                say(_described(one, is_dry_run=dry_run))
 
 
 def _described(one: dict[str, Any], *, is_dry_run: bool) -> str:

@@ -23,6 +23,7 @@ from pushrep.log.dump import (
     files_to_dump,
 )
 from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
+from pushrep.status.terminal import say
 
 
 @click.command(short_help="Print batches as Kafka's tool does.")
@@ -66,7 +67,7 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     shown = [_show(file, window, records=records, as_json=as_json) for file in files if file == path or file.exists()]
     if not any(found for _, found in shown) and from_:
         below = "" if to == OFFSET_LIMIT else f" and below --to {to}"
-        click.echo(f"nothing at or above --from {from_}{below}", err=True)
+        say(f"nothing at or above --from {from_}{below}", err=True)
     if not all(good for good, _ in shown):
         click.get_current_context().exit(1)
 
@@ -74,9 +75,9 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> tuple[bool, bool]:
     """Print one file. Returns (all of it is valid, there was something to print)."""
     if not as_json:
-        click.echo(f"Dumping {file}")
+        say(f"Dumping {file}")
         if file.suffix == ".log":
-            click.echo(f"Log starting offset: {int(file.stem)}")
+            say(f"Log starting offset: {int(file.stem)}")
     good, found, entry = True, False, None
     for entry in dump_file(file, window):
         good, found = good and not _is_bad(entry), found or not isinstance(entry, DumpedEnd)
@@ -84,9 +85,9 @@ def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> 
             show_json({"file": str(file)} | _as_json(entry, records=records))
             continue
         for line in _lines(file, entry, records=records):
-            click.echo(line)
+            say(line)
     if file.suffix == ".index" and entry is None and not as_json and window == OffsetWindow():
-        click.echo(f"{file} is empty.")
+        say(f"{file} is empty.")
     return good, found
 
 

@@ -21,6 +21,7 @@ from pushrep.cli.common import log_format_option, log_level_option, log_to_stder
 from pushrep.errors import PushrepError
 from pushrep.importing import why_hidden
 from pushrep.settings import did_you_mean
+from pushrep.status.terminal import say
 
 GROUP = "pushrep.commands"
 PREFIX = "PUSHREP"
@@ -142,10 +143,13 @@ def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for ea
     try:
         answer = cli.main(args=list(arguments), prog_name="pushrep", standalone_mode=False)
     except click.Abort:
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         return EXIT_INTERRUPTED
     except click.UsageError as error:
-        error.show()
+        if error.ctx is not None:
+            tried = f"Try '{error.ctx.command_path} --help' for help."
+            say(*error.ctx.get_usage().split("\n"), tried, "", err=True)
+        _fail(error.format_message(), "Error")
         return error.exit_code
     except click.ClickException as error:
         return _fail(error.format_message())
@@ -172,8 +176,8 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _fail(message: str) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+def _fail(message: str, word: str = "error") -> int:
+    say(f"{word}: {' '.join(message.split())}", err=True)
     return EXIT_FAILED
 
 

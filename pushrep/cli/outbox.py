@@ -61,7 +61,8 @@ from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
-from pushrep.status.table import table, time_text, width
+from pushrep.status.table import table, time_text
+from pushrep.status.terminal import say, width
 
 _END_S = 10.0
 _AGAIN_S = 0.05
@@ -318,7 +319,7 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
             raise click.UsageError("name the topic: skip all --topic TOPIC")
         _ask_or(directory, "skip-all", {"topic": topic}, lambda: skip_all(directory, topic))
         said: dict[str, Any] = {"topic": topic}
-        text = f"nothing is shipped to topic {topic} any more, and no records are kept for it"
+        lines = [f"nothing is shipped to topic {topic} any more, and no records are kept for it"]
     else:
         start, end = _range_of(offsets)
         filters = {
@@ -344,8 +345,8 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
             for one in _ask_or(directory, "skip", asked, lambda: skip_records(directory, wanted, topic=topic))
         ]
         said = {"reason": wanted.reason, "skipped": [one._asdict() for one in skips]}
-        text = "\n".join(map(_said_of, skips)) or "nothing is given up: no such records are left, or they are already"
-    show_json(said) if as_json else click.echo(text)
+        lines = [*map(_said_of, skips)] or ["nothing is given up: no such records are left, or they are already"]
+    show_json(said) if as_json else say(*lines)
 
 
 def _said_of(skip: Skip) -> str:
@@ -404,7 +405,7 @@ def parked_list(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click
         [str(one.number), one.topic, str(one.partition), str(one.offset), time_text(one.at_ms), one.message]
         for one in found
     ]
-    click.echo("\n".join(table(columns, rows, width())) if rows else "no record is parked")
+    say(*(table(columns, rows, width()) if rows else ["no record is parked"]))
 
 
 @parked.command("resend", short_help="Append parked records anew.")
@@ -423,7 +424,7 @@ def parked_resend(offsets: tuple[int, ...], directory: Path, as_json: bool) -> N
         show_json({"resent": [{"partition": partition, "offset": offset} for partition, offset in found]})
         return
     for partition, offset in found:
-        click.echo(f"appended to partition {partition} at offset {offset:,}")
+        say(f"appended to partition {partition} at offset {offset:,}")
 
 
 @parked.command("done", short_help="End parked records.")
@@ -434,7 +435,7 @@ def parked_done(offsets: tuple[int, ...], directory: Path, as_json: bool) -> Non
     """Say that the parked records at these OFFSETs of the parking log are dealt with. They stay in it."""
     asked = {"numbers": list(offsets)}
     _ask_or(directory, "parked-done", asked, lambda: _in_closed(directory, "parked-done", asked))
-    show_json({"done": list(offsets)}) if as_json else click.echo(f"{len(offsets)} parked records are done")
+    show_json({"done": list(offsets)}) if as_json else say(f"{len(offsets)} parked records are done")
 
 
 def _in_closed(directory: Path, call: str, arguments: dict[str, Any]) -> Any:
@@ -462,9 +463,7 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
     if as_json:
         show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
     else:
-        click.echo(
-            f"the next start uses PID {identity.pid}, epoch {identity.pid_epoch}, and all partitions of the topic"
-        )
+        say(f"the next start uses PID {identity.pid}, epoch {identity.pid_epoch}, and all partitions of the topic")
 
 
 @outbox.command("rebase", short_help="Ship again after the topic diverged.")
@@ -503,23 +502,21 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
         return
     for number, (start, end) in done.lost.items():
         sends = "would send" if dry_run else "sends"
-        click.echo(
-            f"partition {number}: the topic has lost [{start}, {end}): the next start {sends} again what it lacks"
-        )
+        say(f"partition {number}: the topic has lost [{start}, {end}): the next start {sends} again what it lacks")
     if done.lost:
         return
     for number, one in done.partitions.items():
         count = sum(end - start for start, end in one.again)
         if count:
             ranges = ", ".join(f"[{start}, {end})" for start, end in one.again)
-            click.echo(
+            say(
                 f"partition {number}: {count:,} records {ranges} {'would be' if dry_run else 'are'} appended again as "
                 f"[{one.log_end}, {one.log_end + count}), and the originals not shipped"
             )
     if dry_run:
-        click.echo(f"{done.records:,} records in all, under a new PID; readers of the log would see them twice")
+        say(f"{done.records:,} records in all, under a new PID; readers of the log would see them twice")
     else:
-        click.echo(f"{done.records:,} records were appended again; a new PID begins with the next start")
+        say(f"{done.records:,} records were appended again; a new PID begins with the next start")
 
 
 @outbox.command(short_help="Create an outbox with standbys.")
@@ -583,11 +580,11 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
         addresses = [one.address for one in made.members]
         show_json({"outbox_id": str(made.outbox_id), "members": addresses, "min_insync": made.min_insync_replicas})
         return
-    click.echo(
+    say(
         f"outbox {made.outbox_id} of topic {topic} is made: {made.min_insync_replicas} of {len(listed)} members "
         "acknowledge each record"
     )
-    click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
+    say(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
 
 
 @outbox.command(short_help="Hand the lead over to another member.")
@@ -618,7 +615,7 @@ def transfer(directory: Path, to: int | None, as_json: bool) -> None:  # noqa: F
     if as_json:
         show_json({"member": done})
     else:
-        click.echo(f"member {done} takes over")
+        say(f"member {done} takes over")
 
 
 @outbox.command(short_help="Keep standbys from taking over for a while.")
@@ -663,9 +660,9 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"hold": said})
     elif said is None:
-        click.echo("takeovers are not held: standbys take over by themselves")
+        say("takeovers are not held: standbys take over by themselves")
     else:
-        click.echo(f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}")
+        say(f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}")
 
 
 def _duration_s(text: str) -> int:
@@ -728,13 +725,13 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
         except LogLocked as error:
             if place == directory:
                 raise
-            click.echo(f"{place.name}: skipped, process {error.pid} has it open", err=True)
+            say(f"{place.name}: skipped, process {error.pid} has it open", err=True)
             continue
         name = "" if place == directory else f"{place.name}: "
         if as_json:
             show_json(found if place == directory else {"slot": place.name, **found})
         else:
-            click.echo(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
+            say(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
 
 
 def _ship_one(

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from pushrep.status.terminal import printable
+
 
 class OnProgress(Protocol):
     """Called with how much is done, with the total if that is another than at first, and a note."""
@@ -41,14 +43,14 @@ def progress(what: str, total: float | None = None, *, unit: str = "bytes") -> I
         return
     amounts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), _Rate()]
     columns = (
-        TextColumn(what), BarColumn(), *amounts, TimeElapsedColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn(printable(what), markup=False), BarColumn(), *amounts, TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
 
         def show(done: float, *, total: float | None = None, note: str = "") -> None:
-            bar.update(task, completed=done, total=total, note=note)
+            bar.update(task, completed=done, total=total, note=printable(note))
 
         yield show
 

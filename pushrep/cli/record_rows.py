@@ -10,6 +10,7 @@ from filtering.errors import shown_partition
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import read_identity
 from pushrep.records import Record
+from pushrep.status.terminal import printable
 
 _CELL_CHARACTERS = 60
 
@@ -87,7 +88,7 @@ def cell(data: bytes | None) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.hex()
-    text = text if text.isprintable() else repr(text)[1:-1]
+    text = printable(text)
     return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
 
 

@@ -36,6 +36,7 @@ from pushrep.replay import (
 )
 from pushrep.replicate.certificates import MutualTls
 from pushrep.status.table import count as shown_count
+from pushrep.status.terminal import printable, say
 from pushrep.wire.error_codes import ErrorCode
 
 _LATEST_RECORDS = 10
@@ -180,10 +181,18 @@ def _put(format_: str, partition: int, carrier: str, rows: list[tuple[str, ...]]
     if format_ == "table":
         rows.extend(as_row(partition, record, carrier) for record in records)
     elif format_ == "raw":
-        sys.stdout.buffer.write(b"".join((record.value or b"") + b"\n" for record in records))
+        values = ((record.value or b"") for record in records)
+        if sys.stdout.isatty():
+            values = (printable(value.decode(errors="backslashreplace")).encode() for value in values)
+        sys.stdout.buffer.write(b"".join(value + b"\n" for value in values))
     else:
-        lines = (json.dumps(as_json(partition, record, carrier), ensure_ascii=False) for record in records)
+        lines = (_json_line(as_json(partition, record, carrier)) for record in records)
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    line = json.dumps(row, ensure_ascii=False)
+    return line if line.isprintable() else json.dumps(row)
 
 
 def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None, last: int) -> Replay | None:
@@ -207,7 +216,7 @@ def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None, last
             raise click.ClickException(f"{refused.why}; pushrep recording list {client.where} shows all") from refused
         if refused.code is not ErrorCode.EMPTY_RECORDING:
             raise
-        click.echo(f"nothing to replay: {refused.why}", err=True)
+        say(f"nothing to replay: {refused.why}", err=True)
         return None
 
 
@@ -231,7 +240,7 @@ def _run(replay: Replay, put: Callable[[list[Record]], None], limit: int | None,
         if is_whole:
             sys.stdout.buffer.flush()
             if sys.exc_info()[0] is not None:
-                click.echo(f"{written} records; continue with --from {position}", err=True)
+                say(f"{written} records; continue with --from {position}", err=True)
 
 
 def _pieces(replay: Replay, left: int | None, until: Until) -> Iterator[tuple[list[Record], int]]:
@@ -307,7 +316,7 @@ def _of_recording(question: str | None = None) -> Callable[[Callable[..., str]],
             if not yes and question is not None:
                 click.confirm(question.format(name=name, **options), abort=True, err=True)
             with client_of(address, tls) as client:
-                click.echo(command(client, recording_of(name), name, **options))
+                say(command(client, recording_of(name), name, **options))
 
         found = click.argument("address")(click.argument("name", metavar="LOG|ID")(tls_options(called)))
         is_sure = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

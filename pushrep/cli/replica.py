@@ -25,6 +25,7 @@ from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
+from pushrep.status.terminal import say
 
 
 @contextmanager
@@ -151,7 +152,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     with ReplicaNode(directory, settings) as node, HandoverSocket(node), health_of(node, metrics, files) as shown:
         if files is not None or allow_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: node.reloading.soon())
-        click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
+        say(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
 
 
@@ -177,4 +178,4 @@ def stop_session(directory: Path, session: str) -> None:
             param_hint="SESSION",
         ) from error
     is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
-    click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'is not running'}")
+    say(f"session {number:016x} {'was stopped' if is_stopped else 'is not running'}")

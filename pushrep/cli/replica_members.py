@@ -29,6 +29,7 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.settings import DURATION_MAX_S
 from pushrep.status.table import count
+from pushrep.status.terminal import say
 
 _PAUSE_S = 0.2
 _STEP_S = 1.0  # for a question to the service that is answered at once
@@ -248,7 +249,7 @@ def _listing_if_it_fails(directory: Path) -> Iterator[None]:
     except BaseException:
         with suppress(Exception):  # an error here must not replace the first one
             for line in _as_it_stands(directory, ask(directory, "status", timeout_s=_STEP_S)):
-                click.echo(line, err=True)
+                say(line, err=True)
         raise
 
 
@@ -298,10 +299,10 @@ def _follow(step: Step, limit: _Limit, directory: Path) -> dict[str, Any]:
         while (found := step())["phase"] != _DONE:
             if found["warning"] != warned:
                 warned = found["warning"]
-                click.echo(warned, err=True)
+                say(warned, err=True)
             if found["phase"] != said:
                 said = found["phase"]
-                click.echo(f"member {found['member']}: {said} ...", err=True)
+                say(f"member {found['member']}: {said} ...", err=True)
             if (left := _behind(directory, found["member"])) is not None:
                 behind = max(left, behind or 0)
                 show(behind - left, total=behind)
@@ -331,8 +332,8 @@ def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
         return
     listed = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in done["members"])
     addresses = [one["address"] for one in done["members"] if one["address"]]
-    click.echo(f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}")
-    click.echo(f"from the next open on: replicas={addresses}")
+    say(f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}")
+    say(f"from the next open on: replicas={addresses}")
 
 
 @replica.command("adopt", short_help="Make an old leader's directory a copy.")
@@ -347,7 +348,7 @@ def adopt_command(data: Path, directory: Path) -> None:
     For a former leader that was replaced while it did not run (NotLeader). The node may be running. Records that only
     this directory holds are kept aside, not deleted. Add the node's address to `replicas` of the new leader's service.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    click.echo(f"{directory} was moved to {adopt(data, directory)}")
+    say(f"{directory} was moved to {adopt(data, directory)}")
 
 
 @replica.command("moved", short_help="Confirm that a directory was moved.")
@@ -361,7 +362,7 @@ def moved_command(directory: Path) -> None:
     For the directory of an outbox, with or without replicas, or of one member below a node. Do not use it for a
     restored backup: it lacks the records and votes that the original stored after the backup was made.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    click.echo(f"{directory} has the directory id {moved(directory).directory_id.hex} from now on")
+    say(f"{directory} has the directory id {moved(directory).directory_id.hex} from now on")
 
 
 @click.command("promote", short_help="Make a replica the leader.")
@@ -459,26 +460,26 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
 
 def _print_promotion(directory: Path, done: Promotion) -> None:
     grant, granted = done.grant, done.granted
-    click.echo(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
+    say(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
     for partition, log in sorted(done.logs.items()):
-        click.echo(
+        say(
             f"  {grant.topic}-{partition}: high watermark {log.high_watermark}, log end {log.log.log_end_offset}, "
             f"epoch {log.granted.epoch}"
         )
     if grant.accepted_loss:
-        click.echo(f"accepted loss: without {grant.accepted_loss}")
-        click.echo(
+        say(f"accepted loss: without {grant.accepted_loss}")
+        say(
             f"generation {label(grant.generation)} begins: records that other members hold beyond it are kept aside "
             "when they connect to this leader"
         )
     if granted.unreached:
-        click.echo(
+        say(
             f"members {list(granted.unreached)} did not answer and are not fenced: records that they accept from the "
             "old leader until they get this grant are kept aside, too"
         )
     for damaged in granted.damaged:
-        click.echo(f"damaged, and no other member sent what is missing: {damaged}")
+        say(f"damaged, and no other member sent what is missing: {damaged}")
     if not granted.is_read:
-        click.echo("not every sealed segment was checked for damage: the outbox checks the rest while it is open")
+        say("not every sealed segment was checked for damage: the outbox checks the rest while it is open")
     listed = ", ".join(f'"{address}"' for address in done.replicas)
-    click.echo(f"open the service's Outbox on {directory} with replicas=[{listed}]")
+    say(f"open the service's Outbox on {directory} with replicas=[{listed}]")

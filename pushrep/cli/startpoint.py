@@ -34,6 +34,7 @@ from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import EventLog, ReaderState, Startpoint, StartpointRefused, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 from pushrep.status.table import count, time_text
+from pushrep.status.terminal import say
 
 
 @click.command("list", short_help="List the startpoints that wait.")
@@ -62,7 +63,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
             show_json(_as_dict(event_log, written))
         return
     if not chosen:
-        click.echo("no startpoints" if all_ else "no pending, applied or failed startpoints; --all shows the others")
+        say("no startpoints" if all_ else "no pending, applied or failed startpoints; --all shows the others")
         return
     rows = [
         (
@@ -94,12 +95,12 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
         show_json(_as_dict(event_log, written))
         return
     marks = ", the replay filter's marks are reset" if written.startpoint.reset_marks else ""
-    click.echo(f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}")
-    click.echo(f"written {time_text(written.created_ms)} by {written.author}: {written.reason}")
-    click.echo(f"expires {_expires(written)}; if it is out of range: {written.startpoint.out_of_range}")
+    say(f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}")
+    say(f"written {time_text(written.created_ms)} by {written.author}: {written.reason}")
+    say(f"expires {_expires(written)}; if it is out of range: {written.startpoint.out_of_range}")
     for reader, state in event_log.readers(sequence).items():
-        click.echo(f"{reader}: {_state_text(state)}")
-    click.echo(f"state: {states_of(event_log, sequence)}")
+        say(f"{reader}: {_state_text(state)}")
+    say(f"state: {states_of(event_log, sequence)}")
 
 
 @click.command(short_help="Show every event in order.")
@@ -118,7 +119,7 @@ def history(directory: Path, store: str | None, consumer: str | None, topic: str
         if as_json:
             show_json(to_json(fact))
         else:
-            click.echo(line_of(fact))
+            say(line_of(fact))
 
 
 def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> bool:
@@ -288,9 +289,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"sequence": written, "dry_run": dry_run})
     else:
-        click.echo(
-            f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written"
-        )
+        say(f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written")
 
 
 @click.command(short_help="Take startpoints back.")
@@ -319,7 +318,7 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"cancelled": cancelled})
     else:
-        click.echo(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
+        say(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
 
 
 def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run: bool = False) -> None:
@@ -355,22 +354,22 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
     )
     for row in rows:
         if row.why is not None:
-            click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
+            say(f"{shown_name(target.topic, row.partition)}: {row.why}")
     _say_what_is_unknown(target, rows)
     if not rows and not startpoint.reset_marks:
-        click.echo(
+        say(
             f"no log here to find the position of {target}: if the startpoint goes back, the consumer's replay filter "
             "drops the records that it has seen. Give --reset-marks to let them through"
         )
     again = [row for row in rows if row.read_again]
     if again and not startpoint.reset_marks:
-        click.echo(
+        say(
             f"{count(sum(row.read_again or 0 for row in again))} offsets would be read again: the consumer's replay "
             "filter drops the records that it has seen. Give --reset-marks to let them through"
         )
         for row in again:
             end = count((row.offset or 0) + (row.read_again or 0))
-            click.echo(f"would be dropped: {shown_name(target.topic, row.partition)} [{count(row.offset or 0)}, {end})")
+            say(f"would be dropped: {shown_name(target.topic, row.partition)} [{count(row.offset or 0)}, {end})")
 
 
 def _count_or_unknown(number: int | None) -> str:
@@ -386,7 +385,7 @@ def _say_what_is_unknown(target: Target, rows: Sequence[Row]) -> None:
     held = sum(row.log_end - row.log_start for row in unknown)
     what = f"all {count(held)}" if skipped == held else f"{count(skipped)} of {count(held)}"
     would = f"if it would begin at earliest, {what} records would be skipped" if skipped else "check the name"
-    click.echo(f"no checkpoint of {target.consumer or 'any consumer'} is known here: {would}")
+    say(f"no checkpoint of {target.consumer or 'any consumer'} is known here: {would}")
 
 
 @click.group()

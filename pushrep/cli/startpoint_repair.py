@@ -46,6 +46,7 @@ from pushrep.startpoints import (
     resolve,
 )
 from pushrep.status.table import count
+from pushrep.status.terminal import say
 
 _FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}
 _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
@@ -155,7 +156,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not any(part.rows for part in parts):
         raise _refused(topic, "the sink has no row to replace: check that --sink is the job's")
     if all(opened.checkpoint(Reader(consumer, name, part.partition)).offset is None for part in parts):
-        click.echo(
+        say(
             f"{consumer} has no position in the store yet: check that --consumer is the job's. The end of its rows is "
             "shown as its position",
             err=True,
@@ -168,9 +169,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"sequences": sequences, "dry_run": dry_run})
     elif sequences is None:
-        click.echo("dry run: nothing was written")
+        say("dry run: nothing was written")
     else:
-        click.echo(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} applies them")
+        say(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} applies them")
 
 
 def _place(option: str, text: str) -> Startpoint:

@@ -50,7 +50,7 @@ from pushrep.replicate.node_status import NodeLog, log_problems
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status import Blocks, PlaceStatus, Problem
-from pushrep.status.table import width
+from pushrep.status.terminal import say, width
 from pushrep.status.text import status_lines
 from pushrep.wire import push_messages as wire
 from pushrep.wire.error_codes import ErrorCode
@@ -86,7 +86,8 @@ def status(
     if as_json:
         show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
     else:
-        click.echo("\n\n".join("\n".join(status_lines(one, width())) for one in found))
+        for number, one in enumerate(found):
+            say(*[""][:number], *status_lines(one, width()))
     if any(one["kind"] == "unknown" or one.get("why") == _PARTLY for one in found):
         click.get_current_context().exit(EXIT_UNKNOWN)
     if any(one["problems"] for one in found):

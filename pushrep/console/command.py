@@ -11,6 +11,7 @@ from pushrep.cli.options import ADDRESS, PEM, tls_options
 from pushrep.cli.startpoint_options import store_or, with_place
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.sockets import Address
+from pushrep.status.terminal import say
 
 with needed_by("pushrep console"):
     from pushrep.console.access import ConsoleAccess, kept_password
@@ -68,7 +69,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     if password_file is not None:
         password, is_new = kept_password(password_file)
         if is_new:
-            click.echo(f"{password_file} has the console's password; any name goes with it", err=True)
+            say(f"{password_file} has the console's password; any name goes with it", err=True)
     settings = ConsoleSettings(
         access=ConsoleAccess(listen=listen, password=password),
         startpoints=None if store is None else store_or(store, Path()),
@@ -80,5 +81,5 @@ def console(  # noqa: PLR0913, PLR0917 - the options
         signal.signal(number, lambda *_: stop.set())
     watch = PlaceWatch(places or (".",), tls)
     with ConsoleServer(watch, settings) as server:
-        click.echo(f"listening on {server.url}")
+        say(f"listening on {server.url}")
         stop.wait()

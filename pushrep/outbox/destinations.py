@@ -26,7 +26,7 @@ from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch, identity_in, read_identity
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.records import Record
-from pushrep.settings import whole_number
+from pushrep.settings import printable_text, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,7 @@ class SkippedRecords:
     larger_than_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reason, str) or not self.reason.strip():
-            raise BadArgument("reason", "say why the records are given up; it is kept with them")
+        printable_text("reason", self.reason)
         for name in ("partition", "start", "end", "before_ms", "after_ms", "larger_than_bytes"):
             if (value := getattr(self, name)) is not None:
                 whole_number(name, value)

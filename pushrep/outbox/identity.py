@@ -64,7 +64,7 @@ from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox, Outb
 from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replicate.election_state import PROMISES_NAME, REPLICA_EPOCH_NAME, ElectionState, find_election_state
-from pushrep.settings import whole_number
+from pushrep.settings import printable_text, whole_number
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -90,10 +90,7 @@ class OutboxIdentity:
     min_insync_replicas: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.producer, str) or not self.producer:
-            raise BadArgument("producer", "give the application's name, the same at every start")
-        if self.producer != self.producer.encode(errors="replace").decode():
-            raise BadArgument("producer", f"{self.producer!r} is no text that UTF-8 can carry")
+        printable_text("producer", self.producer)
         if not isinstance(self.topic, str) or not is_topic(self.topic):
             raise BadArgument("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
         whole_number("partitions", self.partitions, 1, PARTITIONS_MAX)

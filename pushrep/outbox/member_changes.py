@@ -37,7 +37,7 @@ from pushrep.election.errors import TooFewMembers
 from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 from pushrep.election.standby import MEMBERS_MIN
 from pushrep.env import Filesystem, RealFilesystem
-from pushrep.errors import BadArgument, checked_timeout
+from pushrep.errors import checked_timeout
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.destinations import SkippedRecords, purge_open
@@ -45,7 +45,7 @@ from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.slots import give_up
 from pushrep.outbox.status import Facts, status_of
 from pushrep.replicate.sockets import Address
-from pushrep.settings import whole_number
+from pushrep.settings import printable_text, whole_number
 from pushrep.status.value import Sample
 from pushrep.wire.error_codes import ErrorCode
 
@@ -419,8 +419,8 @@ def calls_of(facts: Facts, append: Append) -> Calls:
 
 def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
     for_ms, reason = whole_number("for_ms", arguments.get("for_ms", 0)), arguments.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > _REASON_CHARACTERS:
-        raise BadArgument("reason", f"give a text of at most {_REASON_CHARACTERS} characters")
+    if reason or for_ms:
+        printable_text("reason", reason, _REASON_CHARACTERS)
     if facts.replication is None:
         raise CommandRefused("this outbox has no replicas: nobody stands by")
     hold = facts.replication.hold_takeovers(for_ms, reason).hold

@@ -45,12 +45,11 @@ from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import is_topic, shown_name
-from pushrep.settings import whole_number
+from pushrep.settings import printable_text, whole_number
 from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63
 NAME_CHARACTERS_MAX = 249
-REASON_CHARACTERS_MAX = 2000
 
 
 class Kind(StrEnum):
@@ -239,9 +238,8 @@ class Target:
 def _check_names(consumer: object, task: object, topic: object, partition: object) -> None:
     """Raise BadArgument for what can't name a consumer, a task, a topic of Kafka or a partition; None names none."""
     for argument, name in (("consumer", consumer), ("task", task)):
-        is_name = isinstance(name, str) and 1 <= len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
-        if name is not None and (not is_name or name == "*"):
-            raise BadArgument(argument, f"give a name of 1 to {NAME_CHARACTERS_MAX} printable characters, not {name!r}")
+        if name is not None and printable_text(argument, name, NAME_CHARACTERS_MAX) == "*":
+            raise BadArgument(argument, "* is no name")
     if not isinstance(topic, str) or not is_topic(topic):
         raise BadArgument("topic", f"{topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
     if partition is not None:
@@ -318,21 +316,10 @@ class Claim:
     generation: int
 
 
-def check_text(argument: str, text: object) -> None:
-    """Raise BadArgument for an empty or too long text, or one that UTF-8 can't carry."""
-    if not isinstance(text, str) or not text.strip() or len(text) > REASON_CHARACTERS_MAX:
-        raise BadArgument(argument, f"say in 1 to {REASON_CHARACTERS_MAX} characters, not {text!r}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadArgument(argument, f"{text!r} is no text that UTF-8 can carry") from None
-
-
 def author_name(author: str | None) -> str:
     """Who writes: the name given, else the user whom this process runs as."""
     if author is not None:
-        check_text("author", author)
-        return author
+        return printable_text("author", author)
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

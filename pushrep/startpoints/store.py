@@ -47,7 +47,7 @@ from filtering.extras import MissingExtra, needed_by
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
-from pushrep.settings import whole_number
+from pushrep.settings import printable_text, whole_number
 from pushrep.startpoints.event_log import Change, EventLog, EventLogFollower, FactLog, ReaderState
 from pushrep.startpoints.journal import CheckpointFiles, Journal
 from pushrep.startpoints.model import (
@@ -72,7 +72,6 @@ from pushrep.startpoints.model import (
     Written,
     author_name,
     busy,
-    check_text,
 )
 from pushrep.startpoints.resolve import LogFacts, Start, answer_of, from_startpoint, without_startpoint
 
@@ -199,7 +198,7 @@ class StartpointStore(ClosedAtExit):
     @changes
     def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
         """Cancel a startpoint, for all that have not consumed it. Raises StartpointRefused."""
-        check_text("reason", reason)
+        printable_text("reason", reason)
         who = author_name(author)
         with self._transaction() as change:
             if change.event_log.written(sequence) is None:
@@ -447,7 +446,7 @@ class StartpointStore(ClosedAtExit):
         for one in wanted.values():
             if not isinstance(one, Startpoint):
                 raise BadArgument("startpoint", f"give a Startpoint, as Startpoint.earliest(), not {one!r:.60}")
-        check_text("reason", reason)
+        printable_text("reason", reason)
         if ttl_s is not None:
             whole_number("ttl_s", ttl_s, 1)
         who = author_name(author)
@@ -510,7 +509,7 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def _cancel_where(self, wanted: Callable[[Written], bool], reason: str, author: str | None) -> list[int]:
-        check_text("reason", reason)
+        printable_text("reason", reason)
         who = author_name(author)
         with self._transaction() as change:
             chosen = [

@@ -4,30 +4,25 @@
     1       10.0.0.7:7400   replica  1,000 records, 77.9 KiB   what does not fit the terminal folds below its row.
         in sync: 3 of 3; trouble: connection refused
 
-A pipe gets each row on one line. Only a terminal gets colours: `click.echo` leaves them out elsewhere.
+A pipe gets each row on one line. `say` (terminal.py) prints the lines.
 """
 
 import re
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-import click
+from pushrep.status.terminal import Styled, printable, wrapped
 
 _NUMBER = re.compile(r"-?[\d,.]+( \w+)?|\?|-|")
 
 
-def width() -> int | None:
-    """The columns of the terminal; None for a pipe or a file."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None = None) -> Iterator[str]:
-    """Yield the lines of a table. limit: as `width`. Columns of numbers are aligned right, empty ones left out."""
+    """Yield the lines of a table. limit: as `width` of terminal.py.
+
+    Columns of numbers are aligned right, empty ones left out.
+    """
     used = [n for n in range(len(columns)) if not rows or any(row[n] for row in rows)]
-    columns, cells = [columns[n] for n in used], [[" ".join(row[n].split()) for n in used] for row in rows]
+    columns, cells = [columns[n] for n in used], [[printable(" ".join(row[n].split())) for n in used] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [bool(cells) and all(_NUMBER.fullmatch(row[n]) for row in cells) for n in range(len(columns))]
     shown = len(columns)
@@ -40,23 +35,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | No
             for cell, size, is_number in zip(row[:shown], widths, right, strict=False)
         ).rstrip()
 
-    yield click.style(line(columns), bold=True)
+    yield Styled(line(columns), bold=True)
     for row in cells:
         yield line(row)
         if folded := "; ".join(
             f"{name}: {cell}" for name, cell in zip(columns[shown:], row[shown:], strict=True) if cell
         ):
             yield from wrapped(folded, limit, "    ")
-
-
-def wrapped(text: str, limit: int | None, indent: str = "", first: str | None = None) -> list[str]:
-    """The text in lines of at most `limit` columns, all of them indented. first: instead of the first's indent."""
-    first = indent if first is None else first
-    if limit is None:
-        return [first + text]
-    return textwrap.wrap(
-        text, limit, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def time_text(ms: int) -> str:

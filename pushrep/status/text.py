@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
-
-from pushrep.status.table import count, duration, many, size, table, time_text, wrapped
+from pushrep.status.table import count, duration, many, size, table, time_text
+from pushrep.status.terminal import Styled, wrapped
 
 Found = Mapping[str, Any]
 Rows = list[tuple[str, ...]]
@@ -30,7 +29,7 @@ def _problem(one: Found, limit: int | None) -> Iterator[str]:
     text = f"{one['problem']}{since}: {one['subject']}: {one['why']}"
     blocks = f"It blocks {one['blocks']}. " if one["blocks"] != "nothing" else ""
     for line in wrapped(text, limit, "  ", "! "):
-        yield click.style(line, fg="red" if one["blocks"] == "appends" else "yellow")
+        yield Styled(line, fg="red" if one["blocks"] == "appends" else "yellow")
     yield from wrapped(f"{blocks}{one['advice']}", limit, "  ")
     yield f"  {one['command']}"
 

@@ -25,6 +25,7 @@ from filtering.replay_filter import FilterCounts
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.status import JobStatus, Problem
+from pushrep.status.terminal import LogLines, say
 from spark_jobs.decide import BatchCounts
 from spark_jobs.errors import BadJobOption
 
@@ -121,7 +122,7 @@ def run_options(file: str) -> Callable[[Command], Command]:
 
     def print_path(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
         if value:
-            click.echo(Path(file).resolve())
+            say(str(Path(file).resolve()))
             ctx.exit()
 
     where = click.option(
@@ -209,7 +210,7 @@ class Reporter:
 
     def _event(self, event: str, text: str, fields: dict[str, Any]) -> None:
         if self._stream is None:
-            click.echo(text, err=True)
+            say(text, err=True)
         else:
             self._stream.write(json.dumps({"event": event, **fields}) + "\n")
             self._stream.flush()
@@ -243,7 +244,9 @@ def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> It
 def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool], None]) -> None:
     """Call job(given, reporter, debug); an error is one line on standard error and exit code 1."""
     debug, json_path = given.pop("debug"), given.pop("json_path")
-    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLines("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
     if not debug:
         # Py4J logs an error of a batch with its stack; the job prints it in one line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -259,7 +262,7 @@ def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool
     except Exception as error:
         if debug:
             raise
-        click.echo(f"error: {one_line(error)}", err=True)
+        say(f"error: {one_line(error)}", err=True)
         sys.exit(1)
 
 
