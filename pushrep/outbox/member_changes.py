@@ -428,7 +428,7 @@ def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
 
 
 def _metrics(facts: Facts) -> list[Sample]:
-    from pushrep.status.metrics import samples_of  # noqa: PLC0415 - an extra
+    from pushrep.status.metrics import samples_of  # noqa: PLC0415 - all workers have a health server, which loaded it
 
     return list(samples_of(status_of(facts)))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Annotated, Any
 
+from filtering.extras import needed_by
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, TakeoverTimes
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
@@ -152,6 +153,9 @@ class OutboxSettings:
 
             if not isinstance(self.health, HealthSettings):
                 raise BadArgument("health", f"give a HealthSettings, not {type(self.health).__name__}")
+        if self.kafka is not None:
+            with needed_by("Outbox.open(kafka=...)"):  # an extra of its own, which a standby loads before it waits
+                import pushrep.kafka.sink  # noqa: F401, PLC0415
         try:
             addresses = {Address.parse(text) for text in self.replicas}
         except BadArgument as error:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 from filtering import METADATA_HEADER
-from filtering.extras import needed_by
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.kafka.errors import BeginsAnew, ShippingError
 from pushrep.kafka.parking import ParkingLog
@@ -209,8 +208,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     known, sink = read_progress(held.filesystem, held.path), None
     origin = None if settings.kafka is None and parking is None else origin_of(identity, known.values())
     if settings.kafka is not None:
-        with needed_by("Outbox.open(kafka=...)"):  # Kafka's clients are an extra of their own
-            from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415
+        from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415 - loaded already, see OutboxSettings
 
         own_id = held.directory_id
         config = SinkConfig(

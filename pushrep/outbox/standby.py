@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+import pushrep.outbox.replication  # noqa: F401 - what takes over imports nothing: the files may be another release's
 from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, StandbyElection
 from pushrep.election.errors import CantStandBy, NotLeader, ReplicationError
 from pushrep.election.grants import Grant

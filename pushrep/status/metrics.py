@@ -238,6 +238,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 """All metrics by name, in the order of docs/metrics.md. A label without a value in a sample is empty."""
 
+_BUILD_INFO = Sample("pushrep_build_info", {"version": installed_version(), "python": platform.python_version()}, 1)
 _MAKES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _BY = {"outbox": {"service"}, "node": {"node"}, "job": {"job", "filter"}, "standby": {"job"}}
 _ATTRIBUTES = {"outbox": "outbox_id", "destination": "name"}
@@ -276,7 +277,7 @@ class Families:
 
 def samples_of(status: Status) -> Iterator[Sample]:
     """A sample for each value of the status that FAMILIES names."""
-    yield Sample("pushrep_build_info", {"version": installed_version(), "python": platform.python_version()}, 1)
+    yield _BUILD_INFO
     for family in FAMILIES.values():
         path = family.path.split(".")
         if family.path and not _BY[status.kind].isdisjoint(family.by.split(", ")):

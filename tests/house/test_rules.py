@@ -55,6 +55,64 @@ def pure_modules():
         yield from found
 
 
+IMPORTED_INSIDE = {
+    "pushrep.__getattr__": "whoever writes `pushrep.Outbox` imports it there",
+    "spark_jobs.__getattr__": "as above",
+    "pushrep.cli.outbox.rebase_command": "a command begins",
+    "pushrep.cli.outbox.create": "a command begins",
+    "pushrep.health.HealthServer.__init__": "an extra, loaded by the server's start",
+    "pushrep.outbox.member_changes._metrics": "the health server, which all workers have, has loaded it",
+    "pushrep.outbox.opening.open_all": "an outbox opens; what takes over has loaded it",
+    "pushrep.outbox.opening._certificates_of": "an outbox opens; health and members' connections have loaded it",
+    "pushrep.outbox.outbox.Outbox.open": "an outbox opens; a standby has loaded it",
+    "pushrep.outbox.outbox.Outbox.stand_by": "a standby begins to wait",
+    "pushrep.outbox.settings.OutboxSettings.__post_init__": "before an outbox opens, and before a standby waits",
+    "pushrep.outbox.shipping.origin_of": "Kafka's rooms, which an opening without a destination does without",
+    "pushrep.outbox.shipping.start_shipping": "an outbox opens; its settings have loaded it",
+    "pushrep.outbox.standby.WaitingMember._serve_health": "a standby begins to wait",
+    "pushrep.replay.client.ReplayClient.subscribe": "a consumer is made",
+    "pushrep.replay.client.ReplayClient._own_startpoints": "a consumer is made",
+    "spark_jobs.file_marks.FileMarks._opened": "the marks are opened; jobs have loaded it",
+    "spark_jobs.marks_stores._in_spark": "a command begins",
+    "spark_jobs.marks_stores.opened": "a command begins",
+    "spark_jobs.sources.register_sources": "before a session has the source",
+}
+"""{function that imports one of our modules: why that is no import after an outbox, a node or a job is open}."""
+
+
+def imports_of_ours(path):
+    """The functions of a module that import a module of ours, by name, classes included."""
+
+    def visit(node, inside):
+        for child in ast.iter_child_nodes(node):
+            is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            names = []
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                names = [child.module or ""]
+            elif isinstance(child, ast.Call):  # of a name that only runs know
+                called = getattr(child.func, "id", getattr(child.func, "attr", ""))
+                names = [PACKAGES[0]] if called in {"import_module", "__import__"} else []
+            is_ours = any(name.split(".")[0] in PACKAGES for name in names)
+            if is_ours and any(not isinstance(one, ast.ClassDef) for one in inside):
+                yield ".".join(one.name for one in inside)
+            yield from visit(child, [*inside, child] if is_scope else inside)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), [])
+
+
+def test_nothing_of_ours_is_imported_once_something_is_open():
+    """The installation may be replaced meanwhile, and half of another release imported, or descriptors be short."""
+    found = {
+        ".".join([*path.relative_to(ROOT).with_suffix("").parts, where]).replace(".__init__.", ".", 1)
+        for path in modules()
+        for where in imports_of_ours(path)
+    }
+    assert found - set(IMPORTED_INSIDE) == set(), "import them at the top, or at the opening, with the reason"
+    assert set(IMPORTED_INSIDE) - found == set(), "they import nothing any more: take them out of the list"
+
+
 def test_no_tracked_file_names_a_machine_or_a_registry():
     faults = [
         f"{name(path)}:{number}: {line.strip()[:100]}"

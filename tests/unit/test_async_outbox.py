@@ -191,7 +191,7 @@ def test_an_outbox_without_replicas_brings_no_wire_and_no_http_server(tmp_path):
         subprocess.run([sys.executable, "-c", story], check=True, capture_output=True, text=True).stdout.split()
     )
     assert "pushrep.outbox.async_outbox" in loaded
-    unwanted = {"pushrep.replicate.leading", "pushrep.wire.frames", "pushrep.health", "fastavro", "tenacity", "email"}
+    unwanted = {"pushrep.replicate.leading", "pushrep.wire.frames", "pushrep.health", "fastavro", "email"}
     assert not unwanted & loaded
 
 
