@@ -52,7 +52,7 @@ from filtering.stream_metadata import (
     PositionBits,
 )
 from spark_jobs.errors import FrameUnusable
-from spark_jobs.spark_internals import Numbers, by_prefix, over_connect
+from spark_jobs.spark_internals import Numbers, by_prefix, over_connect, quoted
 
 assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
 
@@ -121,8 +121,8 @@ def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str =
         if not isinstance(kind, BinaryType | NullType):
             why = f"the column {key!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
             raise FrameUnusable(f"carrier {carrier!r}: {why}")
-        return F.col(key)
-    named = F.filter(F.col(headers), lambda header: header["key"] == METADATA_HEADER)
+        return F.col(quoted(key))
+    named = F.filter(F.col(quoted(headers)), lambda header: header["key"] == METADATA_HEADER)
     # try_element_at answers null where the array is empty or null; -1 is the last.
     return F.try_element_at(named, F.lit(-1))["value"]
 

@@ -53,7 +53,7 @@ from spark_jobs.row_chunks import (
     unpack_rows,
 )
 from spark_jobs.row_decision import quiet_filter
-from spark_jobs.spark_internals import release, too_old, use_driver_python
+from spark_jobs.spark_internals import map_in_arrow, release, too_old, use_driver_python
 
 try:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -267,7 +267,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
             batches, key, travels=travels, only_pids=rule.only_pids, carrier=kept_carrier, is_first=is_first
         )
 
-    packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics, rule).groupBy(*_PAIR)
+    packed = observed_before(map_in_arrow(keyed, pack, PACKED), metrics, rule).groupBy(*_PAIR)
     if df.isStreaming:
         warn_of_no_metadata(df.sparkSession)
     decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})

@@ -39,7 +39,7 @@ from spark_jobs.errors import FrameUnusable
 
 DECIDED = (
     "topic string, partition int, number bigint, words array<bigint>, startpoint_epoch bigint, marks_epoch bigint, "
-    "start bigint, end bigint, rows bigint, unkeyed bigint, dropped_rows bigint, late bigint, jumped bigint, "
+    "start bigint, `end` bigint, rows bigint, unkeyed bigint, dropped_rows bigint, late bigint, jumped bigint, "
     "marks binary"
 )
 """A row is a bitmap (`number` and `words`), or everything else that was found of a log partition."""

@@ -134,6 +134,28 @@ def arrow_schema(schema: Any) -> Any:
     return types.to_arrow_schema(schema)
 
 
+def quoted(name: str) -> str:
+    """A column's name in SQL, and for functions that take a dot in a name for a field."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def map_in_arrow(df: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
+    """`df.mapInArrow`, which takes a dot in a column's name for a field: such a frame goes there under other names."""
+    names = df.columns
+    if not any(set(name) & {".", "`"} for name in names):
+        return df.mapInArrow(function, schema)
+
+    def with_names(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from function(_renamed(batch, names) for batch in batches)
+
+    return df.toDF(*(f"_{number}" for number in range(len(names)))).mapInArrow(with_names, schema)
+
+
+def _renamed(batch: Any, names: list[str]) -> Any:
+    fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
+    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+
+
 def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
     """Rows with the same number (below `tasks`) in one task; before 4.1 a task may have the rows of several numbers."""
     if release() < (4, 1):

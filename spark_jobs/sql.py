@@ -48,6 +48,7 @@ from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, parsed_marks
 from spark_jobs.sinks.idempotent_sink import NOT_TOLD, BadSink
+from spark_jobs.spark_internals import map_in_arrow
 
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
@@ -245,7 +246,7 @@ class SqlTable:
         def stage(batches: Iterator[Any]) -> Iterator[Any]:
             yield from stage_rows(dialect, staging, (query_id, batch_id, attempt), batches)
 
-        rows.mapInArrow(stage, "rows bigint").agg(F.sum("rows")).collect()
+        map_in_arrow(rows, stage, "rows bigint").agg(F.sum("rows")).collect()
         self._staged = _Staged(query_id, batch_id, attempt, columns)
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
@@ -262,7 +263,7 @@ class SqlTable:
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
         """The column `offset` of such rows in a log range; they come through the driver."""
         found = self._others("{}", where, batch_id)
-        return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
+        return session.createDataFrame([(int(row[0]),) for row in found], "`offset` bigint")
 
     def offsets_from(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
         """The offsets of the rows in each partition from its start on, ascending."""

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
 
 from spark_jobs.errors import BadJobOption, RecordUnfit
-from spark_jobs.spark_internals import arrow_schema
+from spark_jobs.spark_internals import arrow_schema, map_in_arrow, quoted
 
 DEFAULT_KEEP = ("topic", "partition", "offset", "timestamp")
 
@@ -72,13 +72,14 @@ class ValueDecoder:
         """The value's columns, then those of `keep`."""
         if self.format == "avro":
             return self._decode_avro(rows)
+        keep = [*map(quoted, self.keep)]
         if self.format == "json":
             schema = self._value_columns()
             # FAILFAST, and it fails the query: PERMISSIVE would turn a broken value into a row of nulls.
             parsed = F.from_json(F.col("value").cast("string"), schema, {"mode": "FAILFAST"})
-            return rows.select(parsed.alias("_value"), *self.keep).select("_value.*", *self.keep)
+            return rows.select(parsed.alias("_value"), *keep).select("_value.*", *keep)
         value = F.col("value") if self.format == "binary" else F.col("value").cast("string").alias("value")
-        return rows.select(value, *self.keep)
+        return rows.select(value, *keep)
 
     def columns(self, record: T.StructType) -> T.StructType:
         """What comes of frames with the columns `record`. Raises BadJobOption for what no such frame can give."""
@@ -124,9 +125,11 @@ class ValueDecoder:
         kept = [rows.schema[name] for name in self.keep]
         columns = T.StructType([*fields.fields, *kept])
         places = [name for name in ("topic", "partition", "offset") if name in rows.columns]
-        wanted = rows.select(F.col("value").alias("_value"), *(F.col(n).alias(f"_{n}") for n in places), *self.keep)
+        wanted = rows.select(
+            F.col("value").alias("_value"), *(F.col(n).alias(f"_{n}") for n in places), *map(quoted, self.keep)
+        )
         decode = avro_decoder(schema, arrow_schema(fields), self.keep)
-        return wanted.mapInArrow(decode, columns)
+        return map_in_arrow(wanted, decode, columns)
 
 
 def spark_schema(schema: Any) -> T.StructType:

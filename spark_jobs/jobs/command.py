@@ -140,6 +140,9 @@ def run_options(file: str) -> Callable[[Command], Command]:
 _WORKER_ERROR = re.compile(r"^(?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
 # Py4J's first line says only that a call failed; the Java exception stands on the second.
 _JAVA_CALL = re.compile(r"^An error occurred while calling .*\n: (?:[\w$]+\.)+[\w$]+: ")
+# What a thread of Spark's waited for says nothing itself; the last cause says what happened.
+_AWAITED = "Exception thrown in awaitResult"
+_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)+[\w$]+: (.+)$", re.MULTILINE)
 _CONDITION = re.compile(r"^(?:\[[A-Z_.]+\] )")
 
 
@@ -223,7 +226,10 @@ def one_line(error: BaseException) -> str:
     ours = [f"{message}" for name, message in named if not name.startswith(("Py4J", "Spark", "Python"))]
     if ours:
         return ours[-1].strip()
-    return _CONDITION.sub("", _JAVA_CALL.sub("", text).splitlines()[0]).strip()
+    first = _JAVA_CALL.sub("", text).splitlines()[0]
+    if first.startswith(_AWAITED) and (causes := _CAUSE.findall(text)):
+        first = causes[-1]
+    return _CONDITION.sub("", first).strip()
 
 
 @contextlib.contextmanager

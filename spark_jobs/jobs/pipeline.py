@@ -37,6 +37,7 @@ from spark_jobs.errors import BadJobOption, CantReplace, SparkJobError
 from spark_jobs.file_marks import FileMarks, local_path
 from spark_jobs.jobs.command import Reporter, one_line, served
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, named_by_option
+from spark_jobs.jobs.source_topics import SourceTopics
 from spark_jobs.marks_stores import is_database
 from spark_jobs.replacing import Replacing
 from spark_jobs.replay_filter import ReplayFilteredBatches, adopted_marks
@@ -91,38 +92,14 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksSt
         if unusable := checkpoint.why_unusable():
             raise BadJobOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
         query_id = _query_of(checkpoint)
-        planned = sorted(int(name) for name in checkpoint.names("offsets") if name.isdigit())
-        if planned and options.source == "kafka":
-            _check_topics(options, checkpoint, f"offsets/{planned[-1]}")
+        is_planned = any(map(str.isdigit, checkpoint.names("offsets")))
     with named("--sink" if isinstance(marks, SqlTable) else "--marks", marks.location):
         adopted_marks(marks, query_id, options.adopt)
-    if options.source == "pushrep" and not planned:
+    if options.source == "pushrep" and not is_planned:
         source = _source_options(options)
         with contextlib.closing(TopicLogs(source.path, source.topic, source.partitions)) as logs:
             resolve_starts(source, logs.extents(), logs.first_at)
     return query_id
-
-
-def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
-    """Raise BadJobOption here: Spark would log a batch of the new topics, and then fail without the old ones."""
-    offsets = [json.loads(text) for text in _logged_offsets(checkpoint.path_of(name), checkpoint.read(name))]
-    read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
-    if gone := sorted(read - set(options.topics())):
-        why = f"the checkpoint's query has read {', '.join(gone)}: name that, too, or begin with a fresh checkpoint"
-        raise BadJobOption("--topic", options.topic, why)
-
-
-def _logged_offsets(path: str, text: str) -> list[str]:
-    """The offset of each source that has one, from a file `offsets/N` of Spark's. Raises BadJobOption.
-
-    v1 | {"batchWatermarkMs": ...} | one line a source: its offset, or -
-    v2 | the same                  | <source>:<offset>                      Spark 4.1 and newer can write it
-    """
-    version, _, *lines = text.split("\n")
-    if version not in {"v1", "v2"}:
-        raise BadJobOption("--checkpoint", path, "it holds no offsets of version v1 or v2; this release reads no other")
-    texts = [line.partition(":")[2] if version == "v2" else line for line in lines if line]
-    return [offset for offset in texts if offset != "-"]
 
 
 def _check_places(options: JobOptions) -> None:
@@ -184,9 +161,9 @@ Handler = Callable[[DataFrame, int], object]
 """What takes the rows that the filter kept, with the batch's number."""
 
 
-Prepare = Callable[[StructType, MarksStore], Handler]
-"""The last look before the query starts, and the handler, of the source's columns. Raises SparkJobError for what the
-first batch would fail at.
+Prepare = Callable[[StructType, MarksStore, SourceTopics], Handler]
+"""The last look before the query starts, and the handler, of the source's columns and topics. Raises SparkJobError for
+what the first batch would fail at.
 """
 
 
@@ -207,7 +184,7 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
     """As `apply`, in a session that stays."""
     table = options.table()
 
-    def prepare(record: StructType, marks: MarksStore) -> Handler:
+    def prepare(record: StructType, marks: MarksStore, topics: SourceTopics) -> Handler:  # noqa: ARG001 - as every job
         with_spark(spark, options, record, table, marks)
         return DecodedBatches(options.decoder(), table)
 
@@ -250,25 +227,27 @@ def stream(  # noqa: PLR0913 - a query's parts
         register_sources(spark)
     marks = store or FileMarks(options.marks, spark)
     rows = _without(options, spark.readStream.format(options.source).options(**options.reader_options()).load())
-    filtered = ReplayFilteredBatches(
-        prepare(rows.schema, marks),
-        marks,
-        carrier=options.carrier,
-        window=options.window,
-        only_pids=options.only_pids,
-        ttl_s=options.ttl_s,
-        retention_ms=options.retention_ms,
-        adopt=options.adopt,
-        replacing=replacing,
-        on_counts=reporter.batch,
-    )
-    between = OneBatchAtATime(filtered)
-    remove_first_batch_leftovers(HadoopDirectory(spark, options.checkpoint))
-    writer = rows.writeStream.foreachBatch(between).option("checkpointLocation", options.checkpoint)
-    with _signals() as stop:
-        query = writer.trigger(**options.trigger_arguments()).start()
-        reporter.started(str(query.id), str(query.runId))
-        _run(query, between, stop)
+    with SourceTopics.of(spark, options) as topics:
+        filtered = ReplayFilteredBatches(
+            prepare(rows.schema, marks, topics),
+            marks,
+            carrier=options.carrier,
+            window=options.window,
+            only_pids=options.only_pids,
+            ttl_s=options.ttl_s,
+            retention_ms=options.retention_ms,
+            adopt=options.adopt,
+            replacing=replacing,
+            on_counts=reporter.batch,
+        )
+        topics.agree()
+        between = OneBatchAtATime(filtered, topics.check)
+        remove_first_batch_leftovers(HadoopDirectory(spark, options.checkpoint))
+        writer = rows.writeStream.foreachBatch(between).option("checkpointLocation", options.checkpoint)
+        with _signals() as stop:
+            query = writer.trigger(**options.trigger_arguments()).start()
+            reporter.started(str(query.id), str(query.runId))
+            _run(query, between, stop)
     reporter.stopped()
 
 
@@ -314,10 +293,13 @@ class DecodedBatches:
 
 
 class OneBatchAtATime:
-    """Lets the main thread wait for the end of the running batch and refuse the next; remembers what failed."""
+    """Lets the main thread wait for the end of the running batch and refuse the next; remembers what failed.
 
-    def __init__(self, batches: ReplayFilteredBatches) -> None:
-        self._batches = batches
+    check: called before each batch; it raises what stops it.
+    """
+
+    def __init__(self, batches: Callable[[DataFrame, int], object], check: Callable[[], object]) -> None:
+        self._batches, self.check = batches, check
         self._running = threading.Lock()
         self._closed = False
         self.error: BaseException | None = None
@@ -332,6 +314,7 @@ class OneBatchAtATime:
             if self._closed:
                 raise SparkJobError("the job ends: Spark runs this batch when it is started again")
             try:
+                self.check()
                 self._batches(df, batch_id)
             except BaseException as error:
                 self.error = error
@@ -350,6 +333,7 @@ def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event)
     except Exception as error:
         if between.error is not None:
             raise between.error from error
+        between.check()  # Spark fails at a topic that went or was made anew, in words that don't say so
         raise
 
 

@@ -53,14 +53,6 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
     help="Any librdkafka setting for it.",
 )
 @click.option("--to-carrier", type=click.Choice(["key", "header"]), help="[default: as --carrier]")
-@click.option(
-    "--from-option",
-    "from_options",
-    type=name_value,
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Any librdkafka setting for the source.",
-)
 @click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, fixed at the first start.")
 @click.option(
     "--epoch", type=click.IntRange(0, 10**9 - 1), default=0, help="Of the PID; raise it with --partition-count."
@@ -77,7 +69,7 @@ def main(**given: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> RelayOptions:
-    return RelayOptions(**given_as_options(given, "to_options", "from_options"))
+    return RelayOptions(**given_as_options(given, "to_options"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -44,6 +44,7 @@ from spark_jobs.errors import BadJobOption, RecordUnfit
 from spark_jobs.jobs.command import Reporter, served
 from spark_jobs.jobs.options import JobOptions
 from spark_jobs.jobs.pipeline import Handler, before_spark, named, progress_with_spark, stream
+from spark_jobs.jobs.source_topics import SourceTopics
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.spark_internals import a_task_a_number, session_of
@@ -170,7 +171,6 @@ class RelayOptions(JobOptions):
     to_servers: str | None = None
     to_options: dict[str, str] = field(default_factory=dict)
     to_carrier: str | None = None
-    from_options: dict[str, str] = field(default_factory=dict)
     partition_count: int | None = None
     epoch: int = 0
     _named_always: ClassVar[tuple[str, ...]] = ("application", "topic", "to_topic", "checkpoint")
@@ -184,13 +184,10 @@ class RelayOptions(JobOptions):
         if "false" in map(str.lower, lossy.values()):
             why = "records that were not sent would be a hole, after which no later record may be sent"
             raise BadJobOption("--source-option failOnDataLoss", "false", why)
-        for option, given in (("--to-option", self.to_options), ("--from-option", self.from_options)):
-            if _SERVERS in given:
-                ours = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
-                raise BadJobOption(f"{option} {_SERVERS}", given[_SERVERS], f"use {ours}")
-        if self.source != "kafka" and self.from_options:
-            raise BadJobOption("--from-option", None, f"belongs to source kafka, and this is source {self.source}")
-        if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():
+        if _SERVERS in self.to_options:
+            raise BadJobOption(f"--to-option {_SERVERS}", self.to_options[_SERVERS], "use --to-servers")
+        is_one_cluster = self.to_servers in {None, self.source_servers()}
+        if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and is_one_cluster:
             raise BadJobOption("--to-topic", twice.pop(), "it is the topic that is read: each record would come again")
         self.client()
         self._check_client()
@@ -206,17 +203,9 @@ class RelayOptions(JobOptions):
             raise BadJobOption("--to-servers", None, "name the destination's brokers: HOST:9092")
         return {_SERVERS: servers, **self.to_options}
 
-    def source_client(self) -> dict[str, str]:
-        """Settings of librdkafka for the source's cluster; the destination's where it is the same."""
-        servers = self.source_servers() or ""
-        return {_SERVERS: servers, **(self.from_options or (self.to_options if self._is_one_cluster() else {}))}
-
     def reader_options(self) -> dict[str, str]:
         """As every job's; the headers travel on."""
         return {"includeHeaders": "true"} | super().reader_options()
-
-    def _is_one_cluster(self) -> bool:
-        return self.to_servers in {None, self.source_servers()}
 
     def _check_client(self) -> None:
         try:
@@ -229,7 +218,7 @@ class RelayOptions(JobOptions):
 def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> None:
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
     before_spark(options)
-    inspect(options)  # without topics no Spark is started
+    destination_of(options)  # without it no Spark is started
     with (
         served(options.health, f"relay {options.topic}", reporter),
         session_of(f"relay-{options.topic}", options.conf, debug=debug) as spark,
@@ -240,9 +229,9 @@ def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> 
 def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> None:
     """As `relay`, in a session that stays."""
 
-    def prepare(record: StructType, marks: MarksStore) -> Handler:  # noqa: ARG001 - as every job
+    def prepare(record: StructType, marks: MarksStore, topics: SourceTopics) -> Handler:  # noqa: ARG001 - as every job
         progress_with_spark(spark, options, marks)
-        return RelayedBatches(options, identity_of(spark, options))
+        return RelayedBatches(options, topics, identity_of(spark, options, topics))
 
     stream(spark, options, prepare, reporter)
 
@@ -250,12 +239,12 @@ def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> 
 class RelayedBatches:
     """The filter's handler: rows → the destination topic."""
 
-    def __init__(self, options: RelayOptions, identity: RelayIdentity) -> None:
-        self._options, self._identity = options, identity
+    def __init__(self, options: RelayOptions, topics: SourceTopics, identity: RelayIdentity) -> None:
+        self._options, self._topics, self._identity = options, topics, identity
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - a handler's form
         options = self._options
-        sources, facts = inspect(options)
+        sources, facts = sources_of(options, self._topics), destination_of(options)
         now = _wanted(options, sources, facts)
         check_same(now, self._identity)
         check_not_shrunk(self._identity.partition_count, facts.partitions)
@@ -284,41 +273,34 @@ class RelayedBatches:
         """The checkpoint was rolled back: records that are sent again keep their places, so readers drop them."""
 
 
-def inspect(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], DestinationTopic]:
-    """The incarnation behind each source partition, and the destination. Raises BadJobOption for a topic not there."""
-    with _topic_named("--to-topic", options.to_topic):
+def destination_of(options: RelayOptions) -> DestinationTopic:
+    """What the brokers say of it. Raises BadJobOption for a topic that is not there, or is compacted."""
+    try:
         facts = topic_facts(options.client(), options.to_topic)
         refuse_compaction(options.client(), options.to_topic)
-    sources: dict[tuple[str, int], str] = {}
-    if options.source == "kafka":
-        for topic in options.topics():
-            with _topic_named("--topic", topic):
-                found = topic_facts(options.source_client(), topic)
-            sources.update({(topic, partition): found.incarnation for partition in range(found.partitions)})
-        return sources, facts
-    with closing(TopicLogs(options.path or "", options.topic, None)) as logs:
-        for partition in logs.present():
-            # A log that is just being made has no id yet, and no record either.
-            if (log_id := logs.reader(partition).log_id) is not None:
-                sources[options.topic, partition] = str(log_id)
-    return sources, facts
-
-
-@contextmanager
-def _topic_named(option: str, topic: str) -> Iterator[None]:
-    """What a topic is refused for, under the option that names it."""
-    try:
-        yield
     except PartitionerError as error:
-        raise BadJobOption(option, topic, str(error)) from error
+        raise BadJobOption("--to-topic", options.to_topic, str(error)) from error
+    return facts
 
 
-def identity_of(spark: SparkSession, options: RelayOptions) -> RelayIdentity:
+def sources_of(options: RelayOptions, topics: SourceTopics) -> Mapping[tuple[str, int], str]:
+    """The incarnation behind each source partition. Raises BadJobOption for a topic that is not there."""
+    if options.source == "kafka":
+        found = topics.look()
+        return {(name, n): topic.incarnation for name, topic in found.items() for n in range(topic.partitions)}
+    with closing(TopicLogs(options.path or "", options.topic, None)) as logs:
+        ids = {partition: logs.reader(partition).log_id for partition in logs.present()}
+    # A log that is just being made has no id yet, and no record either.
+    return {(options.topic, partition): str(log_id) for partition, log_id in ids.items() if log_id is not None}
+
+
+def identity_of(spark: SparkSession, options: RelayOptions, topics: SourceTopics) -> RelayIdentity:
     """The identity of this checkpoint's relay, which is stored at the first use. Raises BadJobOption."""
     place = options.checkpoint.rstrip("/") + "-relay"
     with named("--checkpoint", options.checkpoint):
         store = RelayIdentityStore(HadoopDirectory(spark, place), HadoopDirectory(spark, options.checkpoint))
-        return store.agree(_wanted(options, *inspect(options)), options.partition_count)
+        wanted = _wanted(options, sources_of(options, topics), destination_of(options))
+        return store.agree(wanted, options.partition_count)
 
 
 def _wanted(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: DestinationTopic) -> RelayIdentity:

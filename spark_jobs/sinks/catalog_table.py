@@ -52,7 +52,7 @@ from spark_jobs.sinks.idempotent_sink import (
     settle,
     with_batch_id,
 )
-from spark_jobs.spark_internals import setting, to_arrow
+from spark_jobs.spark_internals import quoted, setting, to_arrow
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,10 +94,6 @@ def idempotent_table(
     return DirectoryTable(path, format, options=options or {}, partition_by=partition_by, adopt=adopt)
 
 
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
@@ -105,7 +101,7 @@ def _text(text: str) -> str:
 def _type(kind: DataType) -> str:
     """A type as SQL declares it, names inside it in quotes."""
     if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{_name(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
+        return f"struct<{', '.join(f'{quoted(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
     if isinstance(kind, ArrayType):
         return f"array<{_type(kind.elementType)}>"
     if isinstance(kind, MapType):
@@ -209,7 +205,7 @@ class CatalogTable(BatchTable):
             columns = session.table(self._name).columns
             # A setting of the session: insertInto ignores it as a writer's option, and would empty the whole table.
             with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
-                numbered.select(*map(_name, columns)).write.insertInto(self._name, overwrite=True)
+                numbered.select(*map(quoted, columns)).write.insertInto(self._name, overwrite=True)
             return
         options, record = self._options, None
         if committing is not None and self._is_told:
@@ -343,11 +339,11 @@ class CatalogTable(BatchTable):
             return
         if self._is_files():
             # Declared, not written as an empty frame: a kill leaves files of that, over which Spark makes no table.
-            columns = ", ".join(f"{_name(field.name)} {_type(field.dataType)}" for field in empty.schema.fields)
+            columns = ", ".join(f"{quoted(field.name)} {_type(field.dataType)}" for field in empty.schema.fields)
             given = ", ".join(f"{_text(name)} = {_text(text)}" for name, text in self._options.items())
             rows.sparkSession.sql(
                 f"CREATE TABLE {self._name} ({columns}) USING {self._format} {f'OPTIONS ({given}) ' if given else ''}"
-                f"PARTITIONED BY ({', '.join(map(_name, partitions))}) "
+                f"PARTITIONED BY ({', '.join(map(quoted, partitions))}) "
                 f"TBLPROPERTIES ({_text(_PROPERTY)} = {_text(Owners(((query_id, 0),)).to_text())})"
             )
             return

@@ -35,7 +35,7 @@ NOT_TOLD = (
 """In a thread of a handler nothing else says which query runs."""
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
-PLACE = "topic string, partition int, offset bigint, batch_id bigint"
+PLACE = "topic string, partition int, `offset` bigint, batch_id bigint"
 """The columns that say where a row's record lies, and its batch."""
 
 

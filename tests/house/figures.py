@@ -312,6 +312,7 @@ FORMATS = {
     "marks of consumers in a topic": "filtering.consumers.commits",
     "marks of a batch": "spark_jobs.batch_marks",
     "a relay's epochs": "spark_jobs.jobs.relaying",
+    "the topics of a job": "spark_jobs.jobs.source_topics",
     "a table's owners": "spark_jobs.sinks.directory_table",
 }
 """What is written for another run or program to read: the module that knows its bytes. Whose module is gone is gone."""

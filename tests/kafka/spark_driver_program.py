@@ -6,7 +6,9 @@ One session serves all tests of a module. What is run is what users run: their f
 or their query behind filter_replays, into an idempotent table of (topic, partition, offset, batch_id).
 """
 
+import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -171,13 +173,16 @@ class Driver:
         kept.select("topic", "partition", "offset").write.parquet(f"{place}/table/batch_id=0")
 
     def job(self, name, arguments):
-        """Run a job's command in this session: (exit code, all of its output)."""
+        """Run a job's command in this session: (exit code, all of its output and of its log)."""
         from importlib import import_module
 
         from click.testing import CliRunner
 
+        logged = logging.StreamHandler(io.StringIO())
+        logging.getLogger("spark_jobs").addHandler(logged)
         done = CliRunner().invoke(import_module(f"spark_jobs.jobs.{name}").main, arguments)
-        return [done.exit_code, done.output]
+        logging.getLogger("spark_jobs").removeHandler(logged)
+        return [done.exit_code, done.output + logged.stream.getvalue()]
 
 
 def tell(answer):

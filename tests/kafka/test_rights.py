@@ -44,6 +44,7 @@ RIGHTS = {
         ("READ", "topic"), ("READ", "group"), ("READ", "marks topic"), ("WRITE", "marks topic"),
         ("DESCRIBE_CONFIGS", "marks topic"),
     ],
+    "apply job over a topic": [("READ", "topic"), ("DESCRIBE_CONFIGS", "topic")],
     "relay job": [
         ("READ", "topic"), ("DESCRIBE_CONFIGS", "topic"), ("WRITE", "destination"), ("DESCRIBE_CONFIGS", "destination"),
     ],
@@ -211,7 +212,7 @@ def named(error):
     return error.operation, (error.resource, error.name)
 
 
-@pytest.mark.parametrize("who", sorted(RIGHTS.keys() - {"store of startpoints", "relay job"}))
+@pytest.mark.parametrize("who", sorted(RIGHTS.keys() - {"store of startpoints", "relay job", "apply job over a topic"}))
 def test_these_rights_are_enough_and_a_missing_one_is_named(guarded, who):
     rights, run = RIGHTS[who], RUNS[who]
     case = Case(guarded)
@@ -277,23 +278,43 @@ def test_the_table_in_the_docs_is_this_one():
     assert rows == {who: set(rights) for who, rights in RIGHTS.items()}
 
 
+def as_source(case):
+    """A job's options to read the topic as this user, and no other ones of Kafka."""
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="{case.user}" password="p";'
+    source = {
+        "kafka.bootstrap.servers": case.cluster.guarded, "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": login,
+    }  # fmt: skip
+    named = (part for pair in source.items() for part in ("--source-option", "=".join(pair)))
+    return ("--source", "kafka", "--topic", case.topic, *named)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("lacks", [[], [("DESCRIBE_CONFIGS", "topic")]], ids=["all", "none to see settings"])
+def test_the_rights_of_the_apply_job_are_enough_and_without_those_to_see_settings_it_warns(
+    guarded, spark_driver, tmp_path, lacks
+):
+    case = Case(guarded)
+    case.allow([one for one in RIGHTS["apply job over a topic"] if one not in lacks])
+    case.fill(20)
+    places = ("--sink", f"{tmp_path}/table", "--checkpoint", f"{tmp_path}/checkpoint")
+    code, said = spark_driver.job(name="apply", arguments=[*as_source(case), *places])
+    assert code == 0, said
+    assert "records kept 20" in said
+    assert (f"topic {case.topic}: the right DESCRIBE_CONFIGS is missing" in said) == bool(lacks), said
+
+
 @pytest.mark.spark
 def test_the_rights_of_the_relay_job_are_enough(guarded, spark_driver, tmp_path):
     case = Case(guarded)
     case.allow(RIGHTS["relay job"])
     case.fill(20)
-    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="{case.user}" password="p";'
-    source = {
-        "kafka.bootstrap.servers": guarded.guarded, "kafka.security.protocol": "SASL_PLAINTEXT",
-        "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": login,
-    }  # fmt: skip
     sink = {name: value for name, value in case.librdkafka.items() if name != "bootstrap.servers"}
     code, said = spark_driver.job(
         name="relay",
         arguments=[
-            *("--application", "billing", "--source", "kafka", "--topic", case.topic, "--to-topic", case.destination),
+            *(*as_source(case), "--application", "billing", "--to-topic", case.destination),
             *("--checkpoint", str(tmp_path / "checkpoint"), "--to-servers", guarded.guarded),
-            *(part for pair in source.items() for part in ("--source-option", "=".join(pair))),
             *(part for pair in sink.items() for part in ("--to-option", "=".join(map(str, pair)))),
         ],
     )

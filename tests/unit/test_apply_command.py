@@ -245,6 +245,9 @@ def test_people_get_a_line_a_batch(capsys):
     ]
 
 
+GONE = "offset 9 is out of range"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -258,6 +261,18 @@ def test_people_get_a_line_a_batch(capsys):
         (
             "An error occurred while calling o1.load.\n: org.x.NotFound: [NOT_FOUND] No kafak here.\n\tat o.x",
             "No kafak here.",
+        ),
+        (
+            "\n".join(
+                [
+                    "Exception thrown in awaitResult: ",
+                    "\tat o.x",
+                    "Caused by: o.x.A: B",
+                    f"Caused by: o.C: {GONE}",
+                    "\tat",
+                ]
+            ),
+            GONE,
         ),
         ("", "ValueError"),
     ],

@@ -58,11 +58,10 @@ def test_what_the_source_is_asked_for():
     }
 
 
-def test_clients_of_one_cluster_and_of_two():
+def test_the_client_of_the_destination_in_one_cluster_and_in_two():
     one = options(to_options={"security.protocol": "ssl"})
-    assert one.client() == one.source_client() == {"bootstrap.servers": "a:1", "security.protocol": "ssl"}
+    assert one.client() == {"bootstrap.servers": "a:1", "security.protocol": "ssl"}
     two = options(to_servers="b:1", to_options={"security.protocol": "ssl"}, to_topic="t")
-    assert two.source_client() == {"bootstrap.servers": "a:1"}
     assert two.client() == {"bootstrap.servers": "b:1", "security.protocol": "ssl"}
     assert (one.carrier_out(), options(carrier="header").carrier_out()) == ("key", "header")
 
