@@ -29,7 +29,7 @@ APPEARS_WITHIN_S = 3.0
 _DOUBLINGS_MAX = 30
 _Answer = TypeVar("_Answer")
 JITTER = random.Random()  # noqa: S311 - spreads load, keeps no secret
-"""What pauses are drawn from, in any thread. `random`'s own generator is the service's, which may have seeded it."""
+"""The random generator of all pauses, for any thread. The service may have seeded `random`'s own generator."""
 
 
 class Backoff(NamedTuple):

@@ -45,11 +45,6 @@ def _unsupported(what: str) -> BadFilterSetting:
     return BadFilterSetting("keys", what, forms)
 
 
-def is_arrow(keys: object) -> bool:
-    """Whether this is an Arrow array (it shows its buffers) or a chunked one (it shows its chunks)."""
-    return hasattr(keys, "buffers") or hasattr(keys, "iterchunks")
-
-
 def rows_of_arrow(keys: Any, width: int) -> tuple[Rows, Present | None]:
     """The column as bytes of shape (n, width), and which rows hold exactly `width` bytes (None: all of them).
 
@@ -243,7 +238,7 @@ def _rows(keys: Any) -> _Rows:
         return _rows_of_buffer(np.frombuffer(keys, np.uint8)), None
     if isinstance(keys, np.ndarray) and keys.dtype == np.uint8:
         return _rows_of_buffer(keys), None
-    if is_arrow(keys):
+    if hasattr(keys, "buffers") or hasattr(keys, "iterchunks"):  # of Arrow: an array, a chunked one
         return rows_of_arrow(keys, KEY_BYTES)
     if isinstance(keys, str) or not hasattr(keys, "__iter__"):
         raise _unsupported(type(keys).__name__)

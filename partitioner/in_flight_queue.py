@@ -89,7 +89,7 @@ class InFlightQueue(Generic[Record]):
         self._stopped.pop(partition, None)
 
     def outgoing(self, up_to: Collection[StreamMetadata] = ()) -> list[Record]:
-        """What is not acknowledged in partitions that are not stopped, each partition in order.
+        """The unacknowledged records of the partitions that are not stopped, each partition in order.
 
         up_to: only these records and those before them in their partition; empty: all.
         """

@@ -3,8 +3,9 @@
     start ─▶ assigned: committed offset and marks, one fact ─▶ getone, getmany: replays are dropped ─▶ commit: both
              revoked: your callback may commit, then they are forgotten
 
-What was yielded and not committed is yielded again after a crash. aiokafka reads a commit's metadata through its admin
-client only, and knows eager rebalances only. Marks that do not fit beside an offset need confluent-kafka's consumer.
+After a crash, records that were yielded and not committed are yielded again. aiokafka reads a commit's metadata
+through its admin client only, and knows eager rebalances only. Marks that do not fit beside an offset need
+confluent-kafka's consumer.
 """
 
 import asyncio

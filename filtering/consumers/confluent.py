@@ -3,7 +3,7 @@
     subscribe ─▶ assigned: committed offset and marks, one fact ─▶ poll, consume: replays are dropped ─▶ commit: both
                  revoked: your callback may commit, then they are forgotten      lost: forgotten, nothing is committed
 
-What was yielded and not committed is yielded again after a crash. Every protocol of the client works: eager,
+After a crash, records that were yielded and not committed are yielded again. Every protocol of the client works: eager,
 cooperative and `group.protocol=consumer`.
 """
 

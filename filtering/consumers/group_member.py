@@ -6,9 +6,9 @@
     commit    positions: offsets with their marks (commits.py)      committed: they are stored
     go        forget
 
-What needs the client is a generator: it yields calls (Seek, Pause ...) and is sent their answers. So one order of steps
-serves a client that blocks (confluent.py, by `run`) and one that is awaited (aiokafka.py, by `run_async`). A call that
-fails raises at its yield.
+A method that needs the client is a generator: it yields calls (Seek, Pause ...) and is sent their answers. So one order
+of steps serves a client that blocks (confluent.py, by `run`) and one that is awaited (aiokafka.py, by `run_async`). A
+call that fails raises at its yield.
 
 A client keeps an assignment whatever its callback raises, and would hand over records without their marks. So a
 partition whose loading failed stays assigned and paused, and every read loads it again or raises why it cannot.
@@ -129,7 +129,7 @@ class GroupMember:
     def __init__(
         self, group: str, settings: FilterSettings, startpoints: Startpoints | None, client: ClientFacts
     ) -> None:
-        self._group, self._settings, self._startpoints, self._client = group, settings, startpoints, client
+        self._group, self._startpoints, self._client = group, startpoints, client
         self.assignment = Assignment(settings, client.header_of)
         self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
         self.failure: Exception | None = None

@@ -18,10 +18,6 @@ from filtering.consumers.assignment import NO_MARKS, Assignment, TopicPartition
 from filtering.marks import HighwaterMarks
 
 
-def _held_by_nobody(_topic: str, _partition: int) -> bool:
-    return False
-
-
 class PartitionFacts(NamedTuple):
     """One partition of a topic, and how to look at its log.
 
@@ -36,7 +32,7 @@ class PartitionFacts(NamedTuple):
     bounds: Callable[[str, int], tuple[int, int]]
     first_at: Callable[[str, int, int], int | None]
     position: int | None = None
-    is_held: Callable[[str, int], bool] = _held_by_nobody
+    is_held: Callable[[str, int], bool] = lambda _topic, _partition: False
 
 
 class StartTarget(NamedTuple):

@@ -306,7 +306,8 @@ def partition_bar(start: int, shipped: int | None, stable: int, end: int, *, lon
     shipped: None if the outbox ships to no topic: then stable records are drawn as shipped ones, for nothing more
     happens to them. A part that is not empty is at least 3 units wide.
     """
-    at = [_scaled(offset, longest) for offset in (start, stable if shipped is None else shipped, stable, end)]
+    ends = (start, stable if shipped is None else shipped, stable, end)
+    at = [round(_BAR_WIDTH * offset / max(1, longest)) for offset in ends]
     at[1], at[2] = max(at[0], min(at[1], at[3])), max(at[0], min(at[2], at[3]))
     if end > stable:
         at[2] = min(at[2], at[3] - _SEEN)
@@ -340,10 +341,6 @@ def chart(points: Points, past_s: float, top: float) -> Markup:
         f'aria-hidden=true><path class=grid d="M0 0H{_CHART_WIDTH}M0 {_CHART_HEIGHT / 2:g}H{_CHART_WIDTH}'
         f'M0 {_CHART_HEIGHT}H{_CHART_WIDTH}"/><path class=line d="{path}"/></svg>'
     )
-
-
-def _scaled(offset: int, longest: int) -> int:
-    return round(_BAR_WIDTH * offset / max(1, longest))
 
 
 def _line(points: Points, past_s: float, top: float, width: int, height: int) -> str:

@@ -115,7 +115,7 @@ class MemberLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAnswer:
-    """A member's answer to a look, or after it stored a grant. highest_epoch: that it has seen.
+    """A member's answer to a look, or after it stored a grant. highest_epoch: the highest that it has seen.
 
     is_unfilled: it stored its first grant without an earlier one, and has not been given everything since.
     directory_id: None without a directory. identity: in its node's certificate, empty without TLS. generation: of its

@@ -215,8 +215,8 @@ class Truncate(NamedTuple):
 class SetAside(NamedTuple):
     """Durably: move the log aside as `.stale`, and begin an empty one whose start and watermark are `offset`.
 
-    leader_epoch: is in its list of epochs from the beginning, starting at `offset`, because everything below existed
-    when this epoch began. Without it, after a crash, the log would seem to be behind every other.
+    leader_epoch: the first epoch in the new log's list, from `offset` on: everything below existed when that epoch
+    began. Without the entry the log would seem to be behind every other log after a crash.
     """
 
     offset: int

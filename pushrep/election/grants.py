@@ -40,15 +40,16 @@ from pushrep.wire.values import Count, Counter, Epoch, MemberIndex, Struct, Time
 BALLOT_STRIDE = 256
 """Member i takes only epochs that are i modulo this, so that no two members ever take the same."""
 EPOCH_LEAP = 1 << 19
-"""A grant that names a new directory has an epoch so far above all that were seen. The old directory may have led alone
-by epochs that no other member heard of (2,048 openings), and the new one must take none of them again."""
+"""The epoch of a grant that names a new directory is so far above every epoch that was seen. The old directory may have
+led alone by epochs that no other member heard of (2,048 openings); the new directory must take none of them again."""
 EPOCH_JUMP_MAX = 1 << 20
-"""Of two epochs that a member hears of one after the other, under one list of members: 4,096 openings. More is a broken
-or a foreign sender."""
+"""The largest step between two epochs that a member hears of one after the other under one list of members: 4,096
+openings. The sender of a larger step is broken, or of another outbox."""
 LIST_JUMP_MAX = 128 * EPOCH_LEAP
-"""The same where the list is another one: the member may have been away while so many new directories came in."""
+"""The largest step to an epoch of another list: while the member was away, so many new directories may have come in."""
 LISTS_MAX = 32
-"""More changes than that while one member is away do not happen; a grant is in many answers."""
+"""How many earlier lists a grant has at most, as it is in many answers. Nobody changes the list more often while one
+member is away."""
 GENERATION_TAG_BITS = 32
 """The lower half of a generation is random."""
 
@@ -56,8 +57,8 @@ GENERATION_TAG_BITS = 32
 @dataclass(frozen=True, slots=True, order=True)
 class Member(Struct):
     """A member of an outbox: an index that is never used again, and its address (empty: it does not listen).
-    directory_id: of the directory that counts as this member; None if the grant has none. identity: in its node's
-    certificate, which may lead the outbox, too; empty if the grant has none.
+    directory_id: of the directory that counts as this member; None if the grant has none. identity: the name in its
+    node's certificate; a client of that name may lead the outbox, too. Empty if the grant has none.
     """
 
     index: MemberIndex
@@ -131,7 +132,7 @@ class Takeover(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledList(Struct):
-    """A list of members that held alone once: their indexes, which are never used again."""
+    """A list of members that was in force alone once: their indexes, which are never used again."""
 
     members: tuple[Member, ...]
 
@@ -147,7 +148,7 @@ class Grant(Struct):
 
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
-    next_index: the lowest index that no member ever had; raised above the members' by itself.
+    next_index: the lowest index that no member ever had; the grant raises it above its members' indexes by itself.
     destinations: of one that was repartitioned, oldest first. accepted_loss: what an operator was shown and accepted.
     generation: of the last forced grant, 0 where there was none (`next_generation`). hold, takeover: the newest ones,
     which every later grant carries (`base_of`). lists: the settled lists of this generation before this one, the newest
@@ -326,7 +327,7 @@ class Grant(Struct):
         if self.previous_members and self.entering != {index}:
             raise BadGrant("the last change of members is not settled yet")
         return replace(
-            self._naming(epoch + EPOCH_LEAP, {index: directory_id}),
+            self.with_names(epoch + EPOCH_LEAP, {index: directory_id}),
             previous_members=self.previous_members or self.members,
             previous_min_insync_replicas=self.previous_min_insync_replicas or self.min_insync_replicas,
         )
@@ -340,7 +341,8 @@ class Grant(Struct):
         """The next grant, with directories of members that had none and were filled by the leader. They count as
         before.
         """
-        return self._naming(epoch, directories)
+        members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
+        return self._changed(epoch, members=members)
 
     def with_identities(self, identities: Mapping[int, str]) -> "Grant":
         """The grant, with the identities in members' certificates; only for members with a directory."""
@@ -351,10 +353,6 @@ class Grant(Struct):
                 for one in self.members
             ),
         )
-
-    def _naming(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
-        members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
-        return self._changed(epoch, members=members)
 
     def forced(  # noqa: PLR0913 - what a loss changes
         self,
@@ -382,7 +380,7 @@ class Grant(Struct):
             min_insync_replicas=min_insync_replicas,
             previous_members=tuple(one for one in listed if one.index == leader) if len(listed) > 1 else (),
             previous_min_insync_replicas=int(len(listed) > 1),
-            lists=(),  # who has an older generation takes this one whatever its list is
+            lists=(),  # a member of an older generation takes this grant, whatever its own list is
         )
 
     def settled(self, epoch: int) -> "Grant":
@@ -413,8 +411,8 @@ def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
 
 
 def base_of(grants: Iterable[Grant | None]) -> Grant | None:
-    """The grant that the next one is made from: the one with the newest member lists, with the newest hold and takeover
-    of all, which it need not have itself. None without any.
+    """The grant that the next one is made from: the one with the newest member lists. It gets the newest hold and the
+    newest takeover of all grants. None without any grant.
     """
     shown = [one for one in grants if one is not None]
     if not shown:
@@ -528,8 +526,8 @@ GRANT_CHECKS: tuple[GrantCheck, ...] = (
 
 
 def judge_grant(case: OfferedGrant) -> ErrorCode:
-    """The answer to a grant. NONE: store it, unless it is stored already, before answering. Else answer with the stored
-    grant.
+    """The answer to a grant. NONE: store the grant, unless it is stored already, then answer. Another: answer with the
+    stored grant.
     """
     if (refused := _first_refusal(GENERATION_CHECKS, case)) is not ErrorCode.NONE:
         return refused

@@ -131,7 +131,7 @@ LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Pu
 class PartitionLeader:
     """One partition while its leader has the grant. Not thread-safe: the partition's lock is the caller's.
 
-    log: at the beginning; its list of epochs has the grant's, starting at its end.
+    log: as it is at the beginning. The last epoch in its list is the grant's, from the log's end on.
     flushed_only: only records on disk count (FLUSHED). Times are milliseconds of one monotonic clock.
     """
 

@@ -14,7 +14,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.values import Counter, CountOrNone, Epoch, EpochOrNone, Offset, Records, Struct
 
 NOT_ENDED = -1
-"""What a request says in the place of a reason while its session goes on."""
+"""Stands in a request in place of a reason while the session goes on."""
 
 
 class PushSessionEndReason(IntEnum):

@@ -104,7 +104,7 @@ NEEDS_SOMEBODY: frozenset[ErrorCode] = frozenset(
     {outcome for outcome, reaction in _COMMON.items() if reaction is _FINAL or reaction.is_alarm}
     | {ErrorCode.CORRUPT_MESSAGE}
 ) - {ErrorCode.KAFKA_STORAGE_ERROR}
-"""Refusals that another session would meet, too, until somebody acts. (A full disk is looked at again.)"""
+"""Refusals that the next session would get again until an operator acts. A full disk is none: it is looked at again."""
 OPERATOR_NEEDED = Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True)
 """LOG_DIVERGED without an epoch: the replica will not go on by itself."""
 

@@ -80,9 +80,9 @@ _TAKE_S = 2.0  # how long to wait for the locks of a process that is just ending
 
 class Granted(NamedTuple):
     """The grant to lead by. unreached: members that a forced grant did not reach and that are not given as lost. They
-    are not fenced: records that they hold, and take until it reaches them, are then kept aside. damaged: the damaged
-    sealed segments that no other member could repair, each with the reason. is_read: whether all sealed segments could
-    be read in `verify_s`.
+    are not fenced, and may take records until the grant reaches them; then all that they hold is kept aside. damaged:
+    the damaged sealed segments that no other member could repair, each with the reason. is_read: whether all sealed
+    segments could be read in `verify_s`.
     """
 
     grant: Grant
@@ -369,9 +369,7 @@ class ListChange(NamedTuple):
             )
 
     def _too_few(self, base: Grant, own: int, answered: Collection[int]) -> TooFewMembers | None:
-        """Whether a leader by the old list could still come from those that neither answered nor are said to be
-        lost.
-        """
+        """Why members that neither answered nor are said to be lost could still elect a leader by the old list."""
         return base.too_few_to_change({own, *answered, *self.lost})
 
 
@@ -442,7 +440,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     theirs = {index: found[index].logs for index in compared}
     fetches = _fetches(own, theirs, catch_up=catch_up, is_anothers=newest.leader != own.index)
     before = base.renewed(epoch, own.index)
-    for fetch in fetches:  # before the others get the grant, by which they keep aside what they hold
+    for fetch in fetches:  # before the others get the grant, which makes them set their logs aside
         election.fetch(fetch, before)
     damaged, is_read = repair(before)
     heard = {newest.leader: Heard(last_contact_ms), **heard}
@@ -460,7 +458,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
             reached=reached,
         ),
         accepted_loss=accepted,
-        # Offsets that the others assigned, and that readers may have seen, will name other records: under another PID.
+        # Readers may have seen offsets that the others assigned. They will name other records, so the PID is another.
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),
     )
     election.store(grant)

@@ -97,7 +97,7 @@ class GroupStartpoints:
             with suppress(StoreUnavailable):
                 self._poll.ask(lambda: self._acknowledge(reader))
         except PartitionLost as lost:
-            _LOG.info("%s; that startpoint %d is used up is said later", lost, sequence)
+            _LOG.info("%s; startpoint %d is marked as consumed later", lost, sequence)
         self._is_open |= bool(self._unacknowledged)
 
     def _acknowledge(self, reader: Reader) -> None:

@@ -106,16 +106,14 @@ def changes(
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
         wait_s = self._journal.budget.left_s(self._journal.lock_wait_s)
         try:
-            policy = RetryPolicy(is_retriable=_is_overtaken, backoff=_BACKOFF, within_s=wait_s)
+            policy = RetryPolicy(
+                is_retriable=lambda error: isinstance(error, Overtaken), backoff=_BACKOFF, within_s=wait_s
+            )
             return policy.call(lambda: method(self, *args, **more))
         except Overtaken as error:
             raise busy(self.place, None, wait_s) from error
 
     return changing
-
-
-def _is_overtaken(error: BaseException) -> bool:
-    return isinstance(error, Overtaken)
 
 
 _Store = TypeVar("_Store", bound="StartpointStore")
