@@ -181,8 +181,7 @@ class Outbox:
             min_insync_replicas=config.min_insync_replicas,
         )  # fmt: skip
         refuse_other_kinds(directory)
-        if directory.name.startswith("slot-"):
-            take_back(directory)
+        take_back(directory)
         if not config.create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
         with ExitStack() as resources:
@@ -198,7 +197,7 @@ class Outbox:
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
-                    is_slot = directory.name.startswith("slot-") and directory in slot_directories(directory.parent)
+                    is_slot = directory in slot_directories(directory.parent)
                     status = outbox._workers_status if is_slot else outbox.status
                     outbox._resources.callback(HealthServer(health, status, is_shared=is_slot).close)
             except BaseException:

@@ -115,12 +115,13 @@ def give_up(slot: Path) -> bool:
 
 
 def take_back(slot: Path) -> None:
-    """Return once no worker ships this slot for others any more; at once for a slot that a worker has for its own, and
-    for who is about to ship it for others.
+    """Return once no worker ships this slot for others any more; at once for a directory that is no slot, for a slot
+    that a worker has for its own, and for the worker that is about to ship it for others.
     """
-    others = [] if slot.resolve() in _wanted else [one for one in slot_directories(slot.parent) if one != slot]
+    beside = slot_directories(slot.parent)
+    others = [one for one in beside if one != slot] if slot in beside and slot.resolve() not in _wanted else []
     until_s = monotonic() + _GIVEN_UP_S
-    while (holder := lock_holder(slot)) is not None and holder in map(lock_holder, others) and monotonic() < until_s:
+    while others and (holder := lock_holder(slot)) and holder in map(lock_holder, others) and monotonic() < until_s:
         try:
             if not ask(slot, "give-up", timeout_s=_ASK_S):
                 return
