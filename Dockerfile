@@ -1,8 +1,10 @@
 # pushrep with Spark, Kafka's clients and Java: what replicas, Spark's master and workers, and the jobs run in.
 # Build it from the project's top: docker build -t pushrep:0.2.0 .
 FROM maven:3.9.11-eclipse-temurin-17 AS connector
-COPY tests/spark/pom.xml .
-RUN mvn -q -B -f pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars
+COPY tests/spark/pom.xml tests/spark/jars.sha256 /
+# The sums of what Maven gave when the versions were chosen: another file ends the build.
+RUN mvn -q -B -f /pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars \
+    && cd /jars && sha256sum --check --quiet --strict /jars.sha256 && test "$(ls | wc -l)" = "$(wc -l < /jars.sha256)"
 
 FROM python:3.11.14-slim-bookworm
 RUN apt-get update \

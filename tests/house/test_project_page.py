@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.house.floors import floors
+
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
 ADDRESS = "github.com/OWNER/pushrep"
@@ -28,6 +30,15 @@ def test_a_file_keeps_to_its_published_schema(schema):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, SCHEMAS[schema])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_week_the_lowest_versions_are_tried_and_none_of_them_is_below_a_hole_that_was_met():
+    jobs = YAML(typ="safe").load(GITHUB / "workflows" / "weekly.yml")["jobs"]
+    assert "make floors" in [step.get("run") for step in jobs["floors"]["steps"]]
+    lowest = {name: tuple(map(int, version.split("."))) for name, version in floors().items()}
+    # A Host header made the URL by which routes were chosen (CVE-2026-48710); a chunk's end was not checked.
+    assert lowest["starlette"] >= (1, 3, 1)
+    assert lowest["h11"] >= (0, 16)
 
 
 def test_the_workflow_runs_what_ci_runs_on_pythons_that_are_named():

@@ -110,6 +110,25 @@ def test_the_image_copies_what_is_there_and_docker_is_shown(document):
     assert document["x-pushrep"]["build"] == "."
 
 
+@pytest.mark.parametrize("spoil", [None, "another", "missing", "one more"])
+def test_the_image_takes_no_jar_whose_sum_is_another(tmp_path, spoil):
+    """The step of the Dockerfile behind Maven's, on files of our own with sums of our own."""
+    (check,) = re.findall(r"^    && (cd /jars .*)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    (tmp_path / "jars").mkdir()
+    for name in "ab":
+        (tmp_path / "jars" / f"{name}.jar").write_bytes(name.encode())
+    sums = subprocess.run("sha256sum *.jar > ../jars.sha256", shell=True, cwd=tmp_path / "jars")
+    assert sums.returncode == 0
+    if spoil == "another":
+        (tmp_path / "jars" / "a.jar").write_bytes(b"b")
+    elif spoil == "missing":
+        (tmp_path / "jars" / "a.jar").unlink()
+    elif spoil is not None:
+        (tmp_path / "jars" / "c.jar").write_bytes(b"c")
+    told = subprocess.run(check.replace("/jars", f"{tmp_path}/jars"), shell=True, capture_output=True)
+    assert (told.returncode == 0) is (spoil is None), told
+
+
 @pytest.mark.java
 @pytest.mark.spark
 @pytest.mark.slow
