@@ -159,6 +159,12 @@ def check(settings: object, prefix: str = "") -> None:
             setting.check(value, prefix)
 
 
+def checked(found: _Made) -> _Made:
+    """The object, made of what a file holds, if its fields have their types. Raises BadArgument."""
+    check(found)
+    return found
+
+
 def with_near_names(made: type[_Made]) -> type[_Made]:
     """Have a dataclass refuse an unknown name by BadArgument with the nearest one, as a file's is refused."""
     shown: Any = made

@@ -29,7 +29,7 @@ topic that grew meanwhile one pair would get into two partitions.
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from uuid import UUID
 from pushrep.env import Filesystem, read_whole, write_atomic
 from pushrep.env.checked_json import BadJsonFile, crc_of_fields, parse_checked_json
 from pushrep.kafka.errors import CorruptDestinationsFile, DestinationRefused, KafkaUnreachable
+from pushrep.settings import checked
 
 
 class OffsetRanges:
@@ -298,33 +299,43 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
 
 
 def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
-    topic_id, newest = fields["topic_id"], _by_number(fields["newest"])
-    return ShippingProgress(
-        topic_id=None if topic_id is None else UUID(topic_id),
-        cluster_id=fields["cluster_id"],
-        pid_epoch=fields["pid_epoch"],
-        epochs=tuple(
-            EpochPartitions(one["pid_epoch"], one["partitions"], _by_number(one["starts"])) for one in fields["epochs"]
-        ),
-        partitions={
-            p: PartitionProgress(acknowledged, at, log_crc, ShippedRecord(*newest[p]) if p in newest else None)
-            for p, (acknowledged, at, log_crc) in _by_number(fields["progress"]).items()
-        },
-        skipped=tuple(Skip(**one) for one in fields["skipped"]),
-        pid_epochs=tuple(fields["pid_epochs"]),
-        appended={
-            p: tuple((int(end), int(at)) for end, at in ends) for p, ends in _by_number(fields["appended"]).items()
-        },
-        lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields["lost"]).items()},
-        rebase={
-            p: Rebase(end, tuple((int(a), int(b)) for a, b in again))
-            for p, (end, again) in _by_number(fields["rebase"]).items()
-        },
+    topic_id, newest = fields["topic_id"], _by_number(fields["newest"], _whole)
+    return checked(
+        ShippingProgress(
+            topic_id=None if topic_id is None else UUID(topic_id),
+            cluster_id=fields["cluster_id"],
+            pid_epoch=fields["pid_epoch"],
+            epochs=tuple(
+                checked(EpochPartitions(one["pid_epoch"], one["partitions"], _by_number(one["starts"])))
+                for one in fields["epochs"]
+            ),
+            partitions={
+                p: PartitionProgress(acknowledged, at, log_crc, ShippedRecord(*newest[p]) if p in newest else None)
+                for p, (acknowledged, at, log_crc) in _by_number(fields["progress"], _whole).items()
+            },
+            skipped=tuple(checked(Skip(**one)) for one in fields["skipped"]),
+            pid_epochs=tuple(_whole(fields["pid_epochs"])),
+            appended={
+                p: tuple((int(end), int(at)) for end, at in ends) for p, ends in _by_number(fields["appended"]).items()
+            },
+            lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields["lost"]).items()},
+            rebase={
+                p: Rebase(int(end), tuple((int(a), int(b)) for a, b in again))
+                for p, (end, again) in _by_number(fields["rebase"]).items()
+            },
+        )
     )
 
 
-def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
-    return {int(number): value for number, value in fields.items()}
+def _whole(numbers: Sequence[object]) -> Any:
+    """The numbers. Raises TypeError for what is no whole one: there may be a million partitions."""
+    if not all(type(one) is int for one in numbers):
+        raise TypeError(f"{numbers!r:.100} are no whole numbers")
+    return numbers
+
+
+def _by_number(fields: Mapping[str, Any], made: Callable[[Any], Any] = lambda value: value) -> dict[int, Any]:
+    return {int(number): made(value) for number, value in fields.items()}
 
 
 def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:

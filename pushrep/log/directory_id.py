@@ -54,6 +54,10 @@ class DirectoryId:
     copy_of: tuple[UUID, ...] = ()
     is_settled: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.is_settled and not self.copy_of:
+            raise ValueError("no copy of anything, and yet to be settled")
+
     @property
     def is_unknown(self) -> bool:
         """Whether its file could not be read."""

@@ -64,7 +64,7 @@ from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox, Outb
 from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replicate.election_state import PROMISES_NAME, REPLICA_EPOCH_NAME, ElectionState, find_election_state
-from pushrep.settings import printable_text, whole_number
+from pushrep.settings import checked, printable_text, whole_number
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -148,7 +148,7 @@ def decode(path: Path, data: bytes) -> OutboxIdentity:
         raise CorruptOutboxFile(path, f"{error}; restore it from a copy") from error
     try:
         fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
-        return OutboxIdentity(**fields)
+        return checked(OutboxIdentity(**fields))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptOutboxFile(path, f"unusable fields ({error})") from error
 

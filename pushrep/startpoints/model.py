@@ -45,7 +45,7 @@ from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import is_topic, shown_name
-from pushrep.settings import printable_text, whole_number
+from pushrep.settings import checked, printable_text, whole_number
 from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63
@@ -176,7 +176,8 @@ class Startpoint:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Of its fields. Raises KeyError, TypeError or ValueError for what is no startpoint."""
-        return cls(**{**fields, "kind": Kind(fields["kind"]), "out_of_range": OutOfRange(fields["out_of_range"])})
+        found = {**fields, "kind": Kind(fields["kind"]), "out_of_range": OutOfRange(fields["out_of_range"])}
+        return checked(cls(**found))
 
     def __str__(self) -> str:
         return str(self.kind) if self.value is None else f"{self.kind} {self.value}"
@@ -305,7 +306,7 @@ class Checkpoint:
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
         """The checkpoint; raises KeyError, TypeError or ValueError for what `as_json` does not give."""
-        return cls(**_values_of(fields))
+        return checked(cls(**_values_of(fields)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,8 +421,8 @@ def from_json(fields: Mapping[str, Any]) -> Fact:
     if kind is Written:
         where = [values.pop(name) for name in ("consumer", "topic", "partition", "task")]
         values |= {"target": Target(*where), "startpoint": Startpoint.from_json(values["startpoint"])}
-        return Written(**values)
-    return kind(**_values_of(values))
+        return checked(Written(**values))
+    return checked(kind(**_values_of(values)))
 
 
 def _fields_of(one: Fact | Checkpoint) -> dict[str, Any]:
@@ -445,7 +446,7 @@ def _values_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(fields)
     if "consumer" in values:
         consumer, topic, partition, task = (values.pop(name) for name in ("consumer", "topic", "partition", "task"))
-        values["reader"] = Reader(consumer, topic, partition, task or "")
+        values["reader"] = checked(Reader(consumer, topic, partition, task or ""))
     if "log" in values:
         values["log_id"] = values.pop("log")
     return values
