@@ -161,9 +161,22 @@ def forged(records, count, attributes):
 @given(batches(), st.integers(0, 1 << 32))
 @example(({"values": [b"v"], "timestamps_ms": 0}, None), 0)
 def test_damaged_records_under_a_valid_checksum(case, seed):
+    hold_damaged(random.Random(seed), encode_batch(**case[0]).data)
+
+
+def test_many_damaged_records_under_a_valid_checksum(torture):
+    """The same of a few batches of each codec, so often that making them would take most of the time."""
+    chance = torture.random("batches")
+    records = [{"values": [b"value"] * 20}, {"values": [b"", None, b"v" * 70], "keys": [None, b"k", b""]}]
+    records.append({"values": [b"v"] * 3, "headers": [[("a", b"b"), ("", None)], [], [("c", b"")]]})
+    kept = [encode_batch(**one, timestamps_ms=7, codec=codec).data for one in records for codec in Codec]
+    for _ in range(torture.count(1_500, 1_000_000)):
+        hold_damaged(chance, chance.choice(kept))
+
+
+def hold_damaged(chance, whole):
     """A few bytes of a real batch are changed, cut or doubled, and the checksum is made to fit."""
-    chance = random.Random(seed)
-    data = bytearray(encode_batch(**case[0]).data)
+    data = bytearray(whole)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(CRC_COVERS_FROM if chance.random() < 0.3 else HEADER_BYTES, len(data) + 1)
         what = chance.random()
