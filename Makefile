@@ -139,7 +139,7 @@ FLOORS := .venv-floors
 # Who may read and do what, and a part of each extra's own tests.
 FLOORS_TESTS := tests/unit/test_node_access.py tests/integration/test_node_access.py tests/integration/test_health.py \
 	tests/integration/test_console.py tests/unit/test_console_escaping.py tests/unit/test_cli.py tests/unit/test_terminal.py \
-	tests/integration/test_metrics.py tests/unit/test_consumers_batches.py tests/unit/test_kafka_topic.py \
+	tests/integration/test_metrics.py tests/unit/test_kafka_topic.py \
 	tests/kafka/test_filtering_consumers.py tests/spark/replay/test_sql_table.py
 floors: jars  ## Each extra with the oldest versions that our bounds allow, in .venv-floors/
 	@test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)

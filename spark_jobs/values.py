@@ -205,6 +205,9 @@ def _type_of(kind: Any, named: dict[str, T.DataType], where: str) -> T.DataType:
 
 def _complex_type(kind: Any, named: dict[str, T.DataType], where: str) -> T.DataType:
     base, logical = kind["type"], kind.get("logicalType")
+    if not (kind["fields"] if base == "record" else kind.get("size", 1)):
+        # Nothing in a value's bytes would bound how many of it an array of ten bytes holds.
+        raise BadJobOption("--value-schema", None, f"{where}: a {base} of no bytes becomes no column")
     if logical == "decimal":
         return T.DecimalType(kind["precision"], kind.get("scale", 0))
     if logical in _LOGICAL:

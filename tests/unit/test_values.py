@@ -124,6 +124,13 @@ def test_a_value_that_is_not_the_schema_s_names_its_record(value, why):
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "colour"}]}, "is no Avro schema"),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]}, "field a: a union"),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "null"}]}, "field a: 'null'"),
+        *(
+            (
+                {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": empty}}]},
+                "no bytes",
+            )
+            for empty in ({"type": "record", "name": "E", "fields": []}, {"type": "fixed", "name": "F", "size": 0})
+        ),
     ],
 )
 def test_schemas_that_give_no_columns_are_refused(schema, why):
