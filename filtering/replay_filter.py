@@ -25,7 +25,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -229,6 +229,20 @@ _PAIR_AND_OFFSET = struct.Struct(">12sq").unpack
 _NO_MARKS = HighwaterMarks()
 
 
+def checked_pids(only_pids: Iterable[int] | None) -> frozenset[int] | None:
+    """The setting `only_pids`; None: all. Raises BadFilterSetting for what is no collection of PIDs."""
+    if only_pids is None:
+        return None
+    given: Any = only_pids
+    allowed = "None, or producer ids: whole numbers of 64 bits, signed, as in [4711]"
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise BadFilterSetting("only_pids", given, allowed)
+    found = frozenset(given)
+    if any(not isinstance(pid, SupportsIndex) or not -(2**63) <= pid.__index__() < 2**63 for pid in found):
+        raise BadFilterSetting("only_pids", given, allowed)
+    return frozenset(map(int, found))
+
+
 def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
     """Raises BadFilterSetting unless the marks outlive the records of a topic. `retention_ms` 0 accepts any `ttl_s`."""
     if ttl_s is None:
@@ -292,7 +306,7 @@ class ReplayFilter:
         ttl_s: float | None = None,
     ) -> None:
         self._window = check_window(window)
-        self._only_pids = None if only_pids is None else frozenset(map(int, only_pids))
+        self._only_pids = checked_pids(only_pids)
         self._only_list = np.array(sorted(self._only_pids or ()), np.int64)
         if ttl_s is not None and not (isinstance(ttl_s, int | float) and 0 < ttl_s < math.inf):
             raise BadFilterSetting("ttl_s", ttl_s, "None or a number of seconds above 0")

@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks, check_window
-from filtering.replay_filter import ReplayFilter, check_ttl
+from filtering.replay_filter import ReplayFilter, check_ttl, checked_pids
 from filtering.stream_metadata import (
     KEY_BYTES,
     METADATA_HEADER,
@@ -320,8 +320,7 @@ class FilterRule:
         else:
             _check_carrier(self.carrier)
         check_window(self.window)
-        if self.only_pids is not None:
-            object.__setattr__(self, "only_pids", frozenset(self.only_pids))
+        object.__setattr__(self, "only_pids", checked_pids(self.only_pids))
         self.new_filter(HighwaterMarks())  # refuses the rest
         check_ttl(self.ttl_s, retention_ms)
 

@@ -29,6 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import NullType, StringType
 
 from filtering.carrier import CarrierCheck
+from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
 from pushrep.env import SYSTEM_CLOCK
@@ -177,17 +178,32 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     exception.
     """
     rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
+    marks = checked_marks(marks)
+    if df.isStreaming:
+        raise FrameUnusable("it is a stream: filter it by filter_replays, or in foreachBatch by ReplayFilteredBatches")
     use_driver_python(df.sparkSession)
     keyed = keyed_frame(df, rule)
     found = by_runs(keyed, rule)
     if found is None:
-        found = by_rows(keyed, marks or {}, rule)
-    CarrierChecks(rule).look(keyed, found, marks or {})
-    verdict = decided_frame(
-        keyed, found, marks or {}, rule=rule, now_ms=SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
-    )
+        found = by_rows(keyed, marks, rule)
+    CarrierChecks(rule).look(keyed, found, marks)
+    verdict = decided_frame(keyed, found, marks, rule=rule, now_ms=SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms)
     warn_of(_LOG, "the frame", verdict.counts)
     return FilteredFrame(verdict, df, keyed, found, rule)
+
+
+def checked_marks(marks: Mapping[MarksKey, HighwaterMarks] | None) -> Mapping[MarksKey, HighwaterMarks]:
+    """The marks to begin with, none for None. Raises BadFilterSetting for what is no such mapping."""
+    given: Any = {} if marks is None else marks
+    is_right = isinstance(given, Mapping) and all(
+        isinstance(key, MarksKey) and isinstance(one, HighwaterMarks) for key, one in given.items()
+    )
+    if not is_right:
+        raise BadFilterSetting(
+            "marks", marks, "{MarksKey(topic): HighwaterMarks}, as BatchMarks and FilteredFrame have"
+        )
+    found: Mapping[MarksKey, HighwaterMarks] = given
+    return found
 
 
 def decided_frame(

@@ -15,21 +15,26 @@ stay below 2 GiB. Spark 3.5 lacks transformWithState; there `applyInPandasWithSt
 All rows of a pair in one batch must fit into a worker's memory: give the source a limit per trigger.
 """
 
+import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 
+from filtering.carrier import CarrierCheck
 from filtering.errors import WrongCarrier
 from filtering.marks import UNKNOWN, HighwaterMarks
-from spark_jobs.batch_marks import MarksKey
+from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.columns import FilterRule, SourcePosition
-from spark_jobs.decide import Epoch, looks_unlikely
-from spark_jobs.errors import SparkUnfit
-from spark_jobs.frame import KEY, keyed_frame
+from spark_jobs.decide import Epoch, looks_unlikely, merged_marks
+from spark_jobs.errors import MarksMissing, SparkUnfit
+from spark_jobs.frame import KEY, checked_marks, keyed_frame
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,
@@ -53,6 +58,7 @@ from spark_jobs.row_chunks import (
     unpack_rows,
 )
 from spark_jobs.row_decision import quiet_filter
+from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.spark_internals import map_in_arrow, release, too_old, use_driver_python
 
 try:
@@ -61,7 +67,9 @@ except ModuleNotFoundError:  # Spark 3.5
     StatefulProcessor = object  # type: ignore[assignment, misc]
     StatefulProcessorHandle = Any  # type: ignore[assignment, misc]
 
+_LOG = logging.getLogger(__name__)
 STATE = "epoch bigint, marks binary"
+_STATE_NAME = "marks"
 _FRAME_BYTES = 16 * CHUNK_BYTES
 
 
@@ -93,6 +101,12 @@ def check_carrier(topic: str, frames: Iterable[pd.DataFrame], known: bytes | Non
         )
         raise WrongCarrier(carrier.decode(), str(known, "utf-8"), why)
     return carrier if chunks["first_offset"].any() else known
+
+
+def warn_of_none(topic: str, frames: Iterable[pd.DataFrame], rule: FilterRule) -> None:
+    """Warn, in the worker's log, of a topic of a batch frame in which no row has metadata."""
+    if not pd.concat(frames)["first_offset"].any():
+        CarrierCheck(_LOG, topic, rule.carrier_name, rule.wanted).look(1, 1, lambda _: 0)
 
 
 def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -130,7 +144,7 @@ class PairProcessor(StatefulProcessor):
         self._rule = rule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle, self._marks = handle, handle.getValueState("marks", STATE)
+        self._handle, self._marks = handle, handle.getValueState(_STATE_NAME, STATE)
         self._reports = Reports()
         quiet_filter()
 
@@ -247,30 +261,32 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
         (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
     metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
     carrier: kept in the state with the marks; another one at a restart stops the query. The first batch of a topic
-        without metadata is warned of once, when Spark reports its progress.
+        without metadata is warned of once: of a stream when Spark reports its progress, of a batch frame in a worker's
+        log.
     Raises SparkUnfit, FrameUnusable, BadFilterSetting; inside the
     query PairSplit, WrongCarrier.
     """
     rule = FilterRule(carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms)
+    marks = checked_marks(marks)
     use_driver_python(df.sparkSession)
     keyed, key, travels = keyed_frame(df, rule), KEY, rule.carrier == "key"
     if travels:  # the column `key` of the frame has the bytes already
         keyed, key = keyed.drop(KEY), "key"
 
-    kept_carrier = rule.carrier_name if df.isStreaming else None
+    carrier_name = rule.carrier_name
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         number = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         is_first = number in {None, "0"}
         return pack_rows(
-            batches, key, travels=travels, only_pids=rule.only_pids, carrier=kept_carrier, is_first=is_first
+            batches, key, travels=travels, only_pids=rule.only_pids, carrier=carrier_name, is_first=is_first
         )
 
     packed = observed_before(map_in_arrow(keyed, pack, PACKED), metrics, rule).groupBy(*_PAIR)
     if df.isStreaming:
         warn_of_no_metadata(df.sparkSession)
-    decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
+    decided = _in_stream(df, packed, rule, marks) if df.isStreaming else _in_batch(packed, rule, marks)
     kept = observed_after(decided, metrics).where("data is not null")
     return kept.mapInArrow(unpack_rows, df.schema)
 
@@ -304,6 +320,9 @@ def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, Hi
 
     def decided(key: Iterable[Any], frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         name = PairName(*key)
+        if name.source_partition == CARRIER:
+            warn_of_none(name.topic, frames, rule)
+            return iter([handed_on([None])])
         begin = (
             PairMarks(k.startpoint_epoch, m)
             for k, m in newest_first
@@ -322,6 +341,46 @@ def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, Hi
     if release() < (4, 1):  # older releases pass all rows of a pair to the function at once
         return packed.applyInPandas(decide_whole, DECIDED)
     return packed.applyInArrow(decide, DECIDED)
+
+
+def stored_marks(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> BatchMarks:
+    """The marks in the checkpoint of a query with this filter, as of a batch; None: of the last whose state is whole.
+
+    The state of a batch that its handler did not read whole is not, and no later batch can run (SPARK-52008).
+    Raises SparkUnfit, MarksMissing.
+    """
+    if release() < (4, 0):
+        raise too_old("the state of a checkpoint", "4.0")
+    directory = HadoopDirectory(spark, checkpoint)
+    committed = sorted(int(name) for name in directory.names("commits") if name.isdigit())
+    if not committed:
+        raise MarksMissing(f"{checkpoint}: it is no checkpoint of a query that has finished a batch")
+    query_id = str(json.loads(directory.read("metadata"))["id"])
+    unread: list[str] = []
+    for number in reversed(committed) if batch_id is None else [batch_id]:
+        state = spark.read.format("statestore").option("stateVarName", _STATE_NAME).option("batchId", number)
+        try:
+            rows = state.load(checkpoint).select("key.*", "value.*").collect()
+        except (PySparkException, Py4JJavaError) as error:
+            unread.append(f"batch {number}: {str(error).splitlines()[0]}")
+            continue
+        if unread:
+            _LOG.warning("the state of batch %d is not whole: the marks are those as of batch %d", number + 1, number)
+        return _marks_of_state(query_id, number, rows)
+    raise MarksMissing(f"{checkpoint}: no whole state of filter_replays was found ({'; '.join(unread)})")
+
+
+def _marks_of_state(query_id: str, number: int, rows: Iterable[Any]) -> BatchMarks:
+    parts: dict[MarksKey, list[HighwaterMarks]] = {}
+    carriers = set()
+    for row in rows:
+        if row["source_partition"] == CARRIER:
+            carriers.add(bytes(row["marks"]).decode())
+        else:
+            key = MarksKey(row["topic"], row["epoch"])
+            parts.setdefault(key, []).append(HighwaterMarks.from_bytes(bytes(row["marks"])))
+    marks = {key: merged_marks(own) for key, own in parts.items()}
+    return BatchMarks(query_id, number, marks=marks, carrier=carriers.pop() if len(carriers) == 1 else None)
 
 
 def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:

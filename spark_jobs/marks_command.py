@@ -3,11 +3,17 @@
     a directory, or a URL of one    FileMarks    (a URL of another file system starts Spark)
     postgresql://..., sqlite:       SqlTable     with --table
 
-A store is its query's own: stop the query before an import. An export is one batch's bytes
-(docs/internals/formats/batch-marks.md).
+A store is its query's own: stop the query before an import. What is imported:
+
+    an export             one batch's bytes (docs/internals/formats/batch-marks.md)
+    SQE's JSON            {"highWatermarks": {"<pid, hex>-<partition, hex>": {"watermark": n, "timestamp": seconds}}}
+    --from-checkpoint     the state of a query with filter_replays (keyed_state.py)
+
+SQE keeps that JSON in ZooKeeper; a pid is 64 bits in two's complement, or has a sign.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,18 +24,28 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from filtering.marks import HighwaterMarks, select_rows
+from filtering.marks import UNKNOWN, HighwaterMarks, select_rows
 from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
 from pushrep.status.terminal import say
-from spark_jobs.batch_marks import BatchMarks, MarksKey, MarksStore
+from spark_jobs.batch_marks import BatchMarks, MarksKey, MarksStore, MarksStoreDamaged
 from spark_jobs.errors import MarksMissing
-from spark_jobs.marks_stores import BATCHES_SHOWN, batch_of, is_database, marks_of, opened, owner_of, why_unreadable
+from spark_jobs.marks_stores import (
+    BATCHES_SHOWN,
+    batch_of,
+    in_spark,
+    is_database,
+    marks_of,
+    opened,
+    owner_of,
+    why_unreadable,
+)
 
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _PAIR = re.compile(r"(-?[0-9]+):([0-9]+)=(-1|[0-9]+)")
+_SQE_PAIR = re.compile(r"(-?)([0-9a-fA-F]{1,16})-([0-9a-fA-F]{1,8})")
 IMPORTED = "imported"
-"""The query to which a pair belongs that is imported into an empty store."""
+"""The query to which marks belong that come from no query, in an empty store."""
 
 
 class Pair(NamedTuple):
@@ -49,6 +65,51 @@ def pair_and_offset(text: str) -> Pair:
     if not -(2**63) <= pair.pid < 2**63 or pair.partition > PARTITION_MAX or pair.offset > OFFSET_MAX:
         raise click.BadParameter(f"{text!r} has a number that is too large")
     return pair
+
+
+def sqe_marks(data: bytes) -> HighwaterMarks:
+    """The marks in SQE's JSON. Raises MarksStoreDamaged, which names the entry."""
+    try:
+        told = json.loads(data, object_pairs_hook=_each_name_once)
+    except (ValueError, RecursionError) as error:
+        raise MarksStoreDamaged(f"SQE's marks: they are no JSON ({error})") from error
+    held = told.get("highWatermarks") if isinstance(told, dict) else None
+    if not isinstance(held, dict):
+        raise MarksStoreDamaged("SQE's marks: they have no object highWatermarks")
+    rows: dict[tuple[int, int], tuple[int, int]] = {}
+    for name, entry in held.items():
+        found = _SQE_PAIR.fullmatch(name)
+        number: Any = entry.get("watermark") if isinstance(entry, dict) else None
+        seconds = entry.get("timestamp") if isinstance(entry, dict) else None
+        if found is None or not _is_whole(number, OFFSET_MAX) or not (seconds is None or _is_time(seconds)):
+            raise MarksStoreDamaged(f"SQE's marks: {name[:60]!r}: {str(entry)[:100]} is no pair and mark")
+        digits = int(found[2], 16)
+        pid = -digits if found[1] else digits - (digits >> 63 << 64)
+        pair = pid, int(found[3], 16)
+        if pair in rows or pid < -(2**63) or pair[1] > PARTITION_MAX:
+            why = "stands twice" if pair in rows else "is out of range"
+            raise MarksStoreDamaged(f"SQE's marks: the pair {name!r} {why}")
+        rows[pair] = number, UNKNOWN if seconds is None else int(seconds * 1000)
+    pids, partitions = ([pair[n] for pair in rows] for n in (0, 1))
+    offsets, times = ([row[n] for row in rows.values()] for n in (0, 1))
+    return HighwaterMarks.from_columns(pids, partitions, offsets, advanced_ms=times)
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
+def _is_whole(number: Any, most: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most
+
+
+def _is_time(seconds: Any) -> bool:
+    if isinstance(seconds, float):
+        return math.isfinite(seconds) and 0 <= seconds * 1000 <= OFFSET_MAX // 2
+    return _is_whole(seconds, OFFSET_MAX // 1000)
 
 
 @click.group()
@@ -124,16 +185,20 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
     metavar="PID:PARTITION=OFFSET",
     help="One pair's mark: what is above OFFSET passes. -1 forgets the pair.",
 )
-@click.option("--topic", help="With --pair: the pair's topic.  [default: the only one that STORE has]")
+@click.option("--topic", help="The topic of --pair  [default: the only one that STORE has], or of SQE's JSON.")
+@click.option("--from-checkpoint", metavar="DIR", help="The marks of filter_replays in the checkpoint of its query.")
+@click.option("--batch", type=click.IntRange(min=0), help="With it: as of this batch.  [default: the last whole one]")
 @click.option("--empty", is_flag=True, help="No marks: every record passes once more.")
 @click.option("--replace", "replaces", is_flag=True, help="Change the last batch's marks in a STORE that has some.")
 @click.option("--dry-run", is_flag=True, help="Print what would be stored; write nothing.")
 @_JSON
 def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
-    store: str, file: Path | None, table: str | None, pair: Pair | None, topic: str | None, empty: bool,  # noqa: FBT001
+    store: str, file: Path | None, table: str | None, pair: Pair | None, topic: str | None,
+    from_checkpoint: str | None, batch: int | None, empty: bool,  # noqa: FBT001
     replaces: bool, dry_run: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Put an export, one pair's mark or no marks into STORE. Stop its query before.
+    """Put an export, SQE's JSON, the state of a checkpoint, one pair's mark or no marks into STORE. Stop its query
+    before.
 
     Into an empty STORE: a fresh checkpoint takes the marks over by --adopt. With --replace the marks of the last batch
     are changed, and the query continues with them; export them before. A pair may then come in any partition of its
@@ -142,13 +207,14 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
     \b
     pushrep marks import new-checkpoint-marks orders.marks
     pushrep marks import orders-checkpoint-marks --pair 4711:0=16999 --replace --dry-run
+    pushrep marks import new-checkpoint-marks --from-checkpoint orders-operator-checkpoint
+    pushrep marks import new-checkpoint-marks sqe.json --topic orders
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if (file is not None) + (pair is not None) + empty != 1:
-        raise click.UsageError("give one of FILE, --pair and --empty")
-    if topic is not None and pair is None:
-        raise click.UsageError("--topic belongs to --pair")
-    with _errors():
-        given = None if file is None else BatchMarks.from_bytes(file.read_bytes())
+    if (file is not None) + (pair is not None) + (from_checkpoint is not None) + empty != 1:
+        raise click.UsageError("give one of FILE, --pair, --from-checkpoint and --empty")
+    if batch is not None and from_checkpoint is None:
+        raise click.UsageError("--batch belongs to --from-checkpoint")
+    given = None if pair is not None else _given(file, topic, from_checkpoint, batch)
     with _store(store, table, to_write=True) as found:
         before = _before(found, store, replaces=replaces)
         changed = _whole(before, given, store) if pair is None else _with_pair(before, pair, topic, found.location)
@@ -167,6 +233,26 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
         say(f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}")
     else:
         say(f"batch {changed.batch_id} of query {changed.query_id} has these marks now")
+
+
+def _given(file: Path | None, topic: str | None, checkpoint: str | None, batch: int | None) -> BatchMarks | None:
+    """What is imported whole; None where that is nothing. Raises UsageError, ClickException."""
+    data = b"" if file is None else file.read_bytes()
+    is_sqe = data.lstrip().startswith(b"{")
+    if is_sqe == (topic is None):
+        why = "SQE's JSON names no topic: say --topic" if is_sqe else "--topic belongs to --pair and to SQE's JSON"
+        raise click.UsageError(why)
+    with _errors():
+        if topic is not None:
+            return BatchMarks(IMPORTED, 0, marks={MarksKey(topic): sqe_marks(data)})
+        if file is not None:
+            return BatchMarks.from_bytes(data)
+        if checkpoint is None:
+            return None
+        from spark_jobs.keyed_state import stored_marks  # noqa: PLC0415 - slow to import, and seldom needed
+
+        with in_spark("marks") as session:
+            return stored_marks(session, checkpoint, batch)
 
 
 def _before(found: MarksStore, store: str, *, replaces: bool) -> BatchMarks | None:

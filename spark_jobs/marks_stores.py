@@ -11,12 +11,15 @@ knows of it. A database's place is its URL, #, and the table of the rows.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks, MarksStore, RowCounts
 from spark_jobs.errors import MarksMissing, SparkJobError
 from spark_jobs.file_marks import FileMarks, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BATCHES_SHOWN = 20
 _DATABASES = ("postgresql://", "postgres://", "sqlite:")
@@ -46,8 +49,8 @@ def opened(place: str, table: str | None = None, *, to_write: bool = False) -> I
         )
     local = local_path(place)
     if local is None:
-        with _in_spark(place, to_write=to_write) as store:
-            yield store
+        with in_spark("marks") as session:
+            yield FileMarks(place, session, read_only=not to_write)
         return
     if not to_write and not any(local.glob("*.marks")):
         raise MarksMissing(f"marks at {place}: there are none; name the directory that the job has as --marks")
@@ -55,16 +58,16 @@ def opened(place: str, table: str | None = None, *, to_write: bool = False) -> I
 
 
 @contextmanager
-def _in_spark(place: str, *, to_write: bool) -> Iterator[MarksStore]:
-    """By Spark's own file systems: a session is started unless one is there."""
+def in_spark(name: str) -> "Iterator[SparkSession]":
+    """The session that is active; else one of one task, ended behind it."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed for a local store
 
     from spark_jobs.spark_internals import require_java, session_of  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is None:
         require_java()
-    with session_of("marks", {"spark.master": "local[1]", "spark.ui.enabled": "false"}, debug=False) as session:
-        yield FileMarks(place, session, read_only=not to_write)
+    with session_of(name, {"spark.master": "local[1]", "spark.ui.enabled": "false"}, debug=False) as session:
+        yield session
 
 
 def why_unreadable(error: Exception) -> str | None:

@@ -44,6 +44,8 @@ DECIDED_ARROW = pa.schema(_DECIDED_FIELDS)
 _NUMBERS = ("pairs", "kept", "dropped", "late", "jumped", "unlikely")
 _REPORT = f"{', '.join(f'{name} bigint' for name in _NUMBERS)}, all_dropped string, gap string"
 _LOG = logging.getLogger(__name__)
+_STATE_LACKS = ("STATE_STORE_COMMIT_VALIDATION_FAILED", "CANNOT_LOAD_STATE_STORE")
+"""Spark's conditions of a state that a batch did not store: at its end in newer releases, and at the next start."""
 
 
 class Reports:
@@ -183,6 +185,13 @@ class _CarrierListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         self._checks = {key: one for key, one in self._checks.items() if key[0] != str(event.runId)}
+        if any(condition in (event.exception or "") for condition in _STATE_LACKS):
+            _LOG.error(
+                "query %s: its state is not there as of its last batch. A handler that did not read that batch whole "
+                "leaves it so, and no later batch can run: begin a fresh checkpoint with the marks of this one, "
+                "pushrep marks import STORE --from-checkpoint DIR",
+                event.id,
+            )
 
 
 class CountsListener(StreamingQueryListener):

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from filtering.errors import WrongCarrier
+from filtering.errors import BadFilterSetting, WrongCarrier
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksStore, RowCounts
 from spark_jobs.columns import FilterRule, SourcePosition
@@ -77,6 +77,10 @@ class ReplayFilteredBatches:
         replacing: Replacing | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if not callable(handler):
+            raise BadFilterSetting("handler", handler, "called with (rows, batch_id): a function, or a table of ours")
+        if not hasattr(marks, "batches"):
+            raise BadFilterSetting("marks", marks, "a store: FileMarks(path), or SqlTable(url, table)")
         self._rule = FilterRule(
             carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms
         )
@@ -225,8 +229,9 @@ def adopted_marks(store: MarksStore, query_id: str | None, adopt: tuple[str, int
         last = store.batches(owner)[-1]
         raise MarksOfAnotherQuery(
             f"marks at {store.location} belong to query {owner} (last batch {last}), this is query "
-            f"{query_id or '<new>'}. To go on where that one ended begin a fresh checkpoint with "
-            f"adopt=({owner!r}, {last}), --adopt {owner}:{last}; otherwise choose another place for the marks"
+            f"{query_id or '<new>'}. If it is the same, give it its checkpoint again: without the option "
+            "checkpointLocation each start is another query. To go on where that one ended begin a fresh checkpoint "
+            f"with adopt=({owner!r}, {last}), --adopt {owner}:{last}; otherwise choose another place for the marks"
         )
     if adopt is None:
         return None

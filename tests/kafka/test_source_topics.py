@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from filtering import StreamMetadata
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic, plain_producer
+from tests.kafka.spark_driver import OrderFailed, table
 from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -148,8 +149,29 @@ def test_a_topic_that_was_emptied_loses_nothing_that_was_read_and_is_refused_oth
     assert job.reached() == values(9)
 
 
+@pytest.mark.parametrize("form", ["batches", "operator"])
+def test_a_query_of_one_s_own_over_a_topic_that_grows_and_is_emptied(spark_driver, broker, tmp_path, form):
+    job = Job("apply", spark_driver, broker.bootstrap_servers, tmp_path)
+    options = {"kafka.bootstrap.servers": job.servers, "subscribe": job.topic, "startingOffsets": "earliest"}
+    query = {"place": tmp_path, "form": form, "options": options}
+    job.write(4)
+    spark_driver.run(**query)
+    add_partitions(job.servers, job.topic, 2)
+    job.write(3)
+    job.write(5, partition=1)
+    spark_driver.run(**query)
+    rows = {(job.topic, 0, n) for n in range(7)} | {(job.topic, 1, n) for n in range(5)}
+    assert table(tmp_path) == rows
+    job.write(5)
+    empty(job.servers, job.topic)
+    job.write(2)
+    with pytest.raises(OrderFailed, match=f"out of range for partition {job.topic}-0"):
+        spark_driver.run(**query)
+    assert table(tmp_path) == rows, "not a row of the batch that lacks some"
+
+
 def empty(servers, topic):
-    """Delete all records that a topic of one partition has."""
+    """Delete all records of partition 0."""
     end = consume(servers, topic)[-1].offset + 1
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     [done] = admin.delete_records([TopicPartition(topic, 0, end)]).values()

@@ -10,14 +10,17 @@ import pytest
 pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from filtering import ReplayFilter, StreamMetadata
+from filtering import ReplayFilter, StreamMetadata, sqe_producer_id
 from filtering.marks import HighwaterMarks
+from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
 from pushrep.log import SegmentLog
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksKey, RowCounts
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksFenced, MarksKey, MarksStoreDamaged, RowCounts
 from spark_jobs.decide import Epoch, carried
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.marks_command import marks
+from spark_jobs.marks_command import marks, sqe_marks
 from spark_jobs.sql import SqlTable
 
 
@@ -244,3 +247,83 @@ def test_a_table_of_sqlite_is_found_by_its_name_in_any_case_and_with_quotes(tmp_
     adopted = replace(batch(0, 4), first=1)
     first.write(adopted, keep=9)
     assert (first.owner(), second.owner(), second.read("q", 0)) == ("q", "q", adopted)
+
+
+def sqe_json(held, *, signed=False):
+    """As SQE writes it; each held is (pid, partition): (offset, seconds or None)."""
+    told = {
+        f"{pid if signed else pid % 2**64:x}-{partition:x}": {"watermark": offset, "timestamp": seconds}
+        for (pid, partition), (offset, seconds) in held.items()
+    }
+    return json.dumps({"highWatermarks": told}).encode()
+
+
+SQE_MARKS = st.dictionaries(
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, PARTITION_MAX)),
+    st.tuples(st.integers(0, OFFSET_MAX), st.none() | st.integers(0, 2**40)),
+    max_size=9,
+)
+
+
+@given(SQE_MARKS, st.booleans())
+def test_sqe_s_json_is_the_marks_that_it_says(held, signed):
+    read = {pair: (mark.offset, mark.advanced_ms) for pair, mark in sqe_marks(sqe_json(held, signed=signed)).items()}
+    assert read == {
+        pair: (offset, None if seconds is None else seconds * 1000) for pair, (offset, seconds) in held.items()
+    }
+
+
+NAMES = st.sampled_from(["highWatermarks", "watermark", "timestamp", "1-1", "-a-b"])
+LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
+JSON = st.recursive(LEAVES, lambda one: st.lists(one, max_size=3) | st.dictionaries(NAMES, one))
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda told: json.dumps(told).encode()))
+def test_whatever_else_stands_there_is_refused_by_name_or_is_marks(data):
+    try:
+        found = sqe_marks(data)
+    except MarksStoreDamaged:
+        return
+    assert found == HighwaterMarks.from_bytes(found.to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        (b"{}", "no object highWatermarks"),
+        (b'{"highWatermarks": {"7-1": {"watermark": -1}}}', "'7-1'"),
+        (b'{"highWatermarks": {"7-1": {"watermark": true}}}', "'7-1'"),
+        (b'{"highWatermarks": {"7-1": {"watermark": 1.5}}}', "'7-1'"),
+        (b'{"highWatermarks": {"7-1": {"watermark": 1, "timestamp": NaN}}}', "'7-1'"),
+        (b'{"highWatermarks": {"7": {"watermark": 1}}}', "'7'"),
+        (b'{"highWatermarks": {"7-80000000": {"watermark": 1}}}', "out of range"),
+        (b'{"highWatermarks": {"-8000000000000001-1": {"watermark": 1}}}', "out of range"),
+        (b'{"highWatermarks": {"a-1": {"watermark": 1}, "A-1": {"watermark": 2}}}', "stands twice"),
+        (b'{"highWatermarks": {"a-1": {"watermark": 1}, "a-1": {"watermark": 2}}}', "stands twice"),
+        (b"[" * 100_000, "no JSON"),
+    ],
+)
+def test_marks_of_sqe_that_can_t_be_right_are_refused_by_name(held, named):
+    with pytest.raises(MarksStoreDamaged, match=named):
+        sqe_marks(held)
+
+
+def test_sqe_s_marks_are_imported_and_adopted(tmp_path):
+    """The contract's vector: its 64 bits stand in the file without a sign."""
+    pid = sqe_producer_id("test-topo", "test-stream", "brokerspath")
+    file = tmp_path / "sqe.json"
+    file.write_bytes(b'{"highWatermarks": {"9a36bd1b1d3817ff-1": {"watermark": 41, "timestamp": 1700000000}}}')
+    assert "say --topic" in run("import", tmp_path / "new", file, code=2)
+    told = run("import", tmp_path / "new", file, "--topic", "orders")
+    assert f"orders pid {pid} partition 1: none -> 41" in told
+    assert "--adopt imported:0" in told
+    held = FileMarks(tmp_path / "new").read("imported", 0)
+    assert held.marks[MarksKey("orders")].get(pid, 1).advanced_ms == 1_700_000_000_000
+    file.write_bytes(b'{"highWatermarks": []}')
+    assert "no object highWatermarks" in run("import", tmp_path / "other", file, "--topic", "orders", code=1)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_checkpoint_that_is_none_is_refused(tmp_path):
+    assert "--batch belongs to" in run("import", tmp_path / "new", "--empty", "--batch", 1, code=2)
+    assert "give one of" in run("import", tmp_path / "new", "--empty", "--from-checkpoint", tmp_path, code=2)

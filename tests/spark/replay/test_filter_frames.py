@@ -9,8 +9,8 @@ from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 import spark_jobs
-from filtering import HighwaterMarks, PairSplit, StreamMetadata
-from spark_jobs import filter_frame, filter_replays
+from filtering import BadFilterSetting, HighwaterMarks, PairSplit, StreamMetadata
+from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame, filter_replays
 from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import FrameChanged, FrameUnusable
@@ -283,6 +283,23 @@ def test_other_columns_come_through_as_they_are(frames, logs, spark):
         wanted = {row["value"]: row for row in frame.collect()}
         for row in kept.collect():
             assert row == wanted[row["value"]]
+
+
+def test_arguments_of_another_kind_are_refused_where_they_are_given(spark, frames, logs):
+    frame, stream = frames.split(logs.random_topic(1, rows=5), 1), spark.readStream.format("rate").load()
+    with pytest.raises(FrameUnusable, match="it is a stream: filter it by filter_replays"):
+        filter_frame(stream.selectExpr("'t' topic", "0 partition", "value offset", "cast(null as binary) key"))
+    for form in (filter_frame, filter_replays):
+        for marks in ({"t": HighwaterMarks()}, {MarksKey("t"): 5}, [MarksKey("t")]):
+            with pytest.raises(BadFilterSetting, match=r"marks is \{MarksKey\(topic\): HighwaterMarks\}"):
+                form(frame, marks=marks)
+        for pids in (1, "12", [2**63], [1.5]):
+            with pytest.raises(BadFilterSetting, match="only_pids is None, or producer ids"):
+                form(frame, only_pids=pids)
+    store = FileMarks("marks")
+    for handler, marks, named in ((print, "marks", "marks is a store"), ("orders", store, "handler is called with")):
+        with pytest.raises(BadFilterSetting, match=named):
+            ReplayFilteredBatches(handler, marks)
 
 
 def test_settings_and_frames_that_cannot_work_are_refused_by_name(frames, logs):

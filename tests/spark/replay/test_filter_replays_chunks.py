@@ -6,6 +6,7 @@ import logging
 import random
 from unittest import mock
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,7 @@ from spark_jobs import keyed_state, row_chunks
 from spark_jobs.columns import FilterRule
 from spark_jobs.decide import BatchCounts, Epoch
 from spark_jobs.errors import FrameUnusable, SparkJobError
-from spark_jobs.keyed_state import decided_frames
+from spark_jobs.keyed_state import decided_frames, warn_of_none
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
 from spark_jobs.row_chunks import (
     CHUNK_BYTES,
@@ -167,6 +168,22 @@ def test_rows_without_metadata_make_chunks_of_their_own_and_have_no_places(logs)
         (-1, 0, b"", 2),
         (-2, 1, b"", 2),
     ]
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_faults_s7_a_batch_frame_without_metadata_is_warned_of_by_the_task_that_sees_all_of_its_topic(
+    logs, caplog, is_keyed
+):
+    rows = [
+        logs.Row("t", 0, n, StreamMetadata(5, 0, n) if is_keyed and n == 3 else None, b"", f"{n}") for n in range(4)
+    ]
+    tasks = [packed([batch_of(some)], carrier="key") for some in (rows[:2], rows[2:])]
+    own = [pd.DataFrame([one for one in chunks if one["source_partition"] == row_chunks.CARRIER]) for chunks in tasks]
+    assert [len(one) for one in own] == [1, 1], "each task tells it once"
+    warn_of_none("t", own, FilterRule())
+    assert [record.message.startswith("topic t: no record") for record in caplog.records] == (
+        [] if is_keyed else [True]
+    )
 
 
 def test_a_pair_in_two_partitions_is_split_and_one_in_two_epochs_is_refused(logs):

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 
 from filtering import BadFilterSetting, HighwaterMarks, StreamMetadata
 from filtering.stream_metadata import OFFSET_MAX
@@ -40,9 +41,10 @@ class Query:
 
     def __init__(self, spark, place):
         self.spark, self.source, self.checkpoint = spark, place / "in", place / "checkpoint"
-        self.source.mkdir()
+        self.source.mkdir(parents=True)
         self.handed = {}
         self.fails_at = self.progress = None
+        self.reads = True
         self.files = 0
 
     def add(self, rows, carrier="key"):
@@ -67,6 +69,8 @@ class Query:
         return self.handed
 
     def __call__(self, rows, batch_id):
+        if not self.reads:
+            return
         found = [row["value"] for row in rows.collect()]
         assert len(found) == len(set(found)), "a row came out twice"
         self.handed[batch_id] = set(found)
@@ -223,6 +227,41 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
     assert done.exit_code == 0, done.output
     inherited = BatchMarks.from_bytes(file.read_bytes()).marks
     assert query.one(second, window=3, marks=inherited) == model.kept(second)
+
+
+@pytest.mark.parametrize("window", [0, pytest.param(6, marks=pytest.mark.long)])
+def test_a_batch_that_was_not_read_whole_ends_the_query_and_its_marks_before_go_on(
+    query, logs, tmp_path, caplog, window
+):
+    """`marks import --from-checkpoint`: as of the last whole batch, for either form, also with a window."""
+    model = logs.Model(window)
+    whole, lost, rest = logs.in_batches(logs.random_topic(12, rows=120), 3, seed=3)
+    assert query.one(whole, window=window) == model.kept(whole)
+    query.reads = False
+    with pytest.raises(StreamingQueryException):
+        query.one(lost, window=window)
+    query.reads = True
+    with pytest.raises(StreamingQueryException):
+        query.one(rest, window=window)
+    until(lambda: "marks import STORE --from-checkpoint" in caplog.text, "the log names the way on")
+    store = FileMarks(tmp_path / "marks")
+    done = CliRunner().invoke(
+        marks_command, ["import", str(tmp_path / "marks"), "--from-checkpoint", str(query.checkpoint)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "the state of batch 1 is not whole: the marks are those as of batch 0" in caplog.text
+    held = store.read(store.owner(), 0)
+    assert (held.carrier, held.first) == ("key", 1)
+    again = Query(query.spark, tmp_path / "again")
+    rows = whole + lost + rest
+    assert again.one(rows, window=window, marks=held.marks) == model.kept(rows)
+
+
+def test_a_directory_that_is_no_checkpoint_has_no_marks(query, tmp_path):
+    (tmp_path / "none").mkdir()
+    asked = ["import", str(tmp_path / "marks"), "--from-checkpoint", str(tmp_path / "none")]
+    done = CliRunner().invoke(marks_command, asked)
+    assert (done.exit_code, "no checkpoint of a query" in done.output) == (1, True), done.output
 
 
 def state_rows(query):
