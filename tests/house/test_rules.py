@@ -73,7 +73,8 @@ IMPORTED_INSIDE = {
     "pushrep.replay.client.ReplayClient.subscribe": "a consumer is made",
     "pushrep.replay.client.ReplayClient._own_startpoints": "a consumer is made",
     "spark_jobs.file_marks.FileMarks._opened": "the marks are opened; jobs have loaded it",
-    "spark_jobs.marks_stores._in_spark": "a command begins",
+    "spark_jobs.marks_command._given": "a command begins",
+    "spark_jobs.marks_stores.in_spark": "a command begins",
     "spark_jobs.marks_stores.opened": "a command begins",
     "spark_jobs.sources.register_sources": "before a session has the source",
 }
