@@ -59,7 +59,7 @@ from spark_jobs.row_chunks import (
 )
 from spark_jobs.row_decision import quiet_filter
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.spark_internals import map_in_arrow, release, setting, too_old, use_driver_python
+from spark_jobs.spark_internals import map_in_arrow, release, too_old, use_driver_python
 
 try:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -357,11 +357,11 @@ def stored_marks(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         raise MarksMissing(f"{checkpoint}: it is no checkpoint of a query that has finished a batch")
     query_id = str(json.loads(directory.read("metadata"))["id"])
     unread: list[str] = []
+    assert spark.streams.active is not None, "asked for, since it makes what Spark's reader of a state reports to"
     for number in reversed(committed) if batch_id is None else [batch_id]:
         state = spark.read.format("statestore").option("stateVarName", _STATE_NAME).option("batchId", number)
         try:
-            with setting(spark, _PROVIDER, _ROCKSDB):
-                rows = state.load(checkpoint).select("key.*", "value.*").collect()
+            rows = state.load(checkpoint).select("key.*", "value.*").collect()
         except (PySparkException, Py4JJavaError) as error:
             unread.append(f"batch {number}: {' '.join(str(error).splitlines()[:2])}")
             continue
