@@ -142,6 +142,12 @@ class ShippingTimeout(ShippingError, TimeoutError):
         self.timeout, self.records, self.reason = timeout, records, reason
 
 
+def skip_command(offsets: int | str, partition: int, topic: str, directory: Path) -> str:
+    """The command that gives these records up."""
+    where = f"--partition {partition} --topic {topic} --directory {quote(str(directory))}"
+    return f"pushrep outbox skip {offsets} {where} --reason WHY"
+
+
 class RefusedByTopic(ShippingError):
     """The topic does not take this record, or would delete it on arrival. Its log partition is stopped there.
 
@@ -155,8 +161,7 @@ class RefusedByTopic(ShippingError):
         way_out = f"The limit is {setting}: change it, or give the record up" if setting else "Give the record up"
         super().__init__(
             f"topic {topic} does not take the record at offset {offset} of partition {partition}: {why}. {way_out}: "
-            f"pushrep outbox skip {offset} --partition {partition} --topic {topic} --directory {quote(str(directory))} "
-            "--reason WHY"
+            f"{skip_command(offset, partition, topic, directory)}"
         )
         self.topic, self.partition, self.offset = topic, partition, offset
         self.code, self.why, self.setting = code, why, setting

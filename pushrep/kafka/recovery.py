@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import itemgetter
+from shlex import quote
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ from pushrep.kafka.errors import (
     TopicLostRecords,
     TopicMissing,
     TopicReplaced,
+    skip_command,
 )
 from pushrep.kafka.pipeline import BatchPiece, Pipeline, SentBatch
 from pushrep.kafka.progress import OffsetRanges, ShippingProgress, counts_of
@@ -64,6 +66,7 @@ _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
+_NEVER_MS = 1 << 62
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
 _LIMITS: Mapping[int, str] = {Code.MESSAGE_TOO_LARGE: "max.message.bytes", Code.RECORD_LIST_TOO_LARGE: "segment.bytes"}
 _ONE_BATCH = 1  # byte: a broker answers with one whole batch, whatever its size
@@ -132,7 +135,9 @@ class ShippingRecovery:
                 return done
 
     async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Find out how much of the logs a Kafka partition holds. A log that can't be read for that is stopped.
+        """Find out how much of the logs a Kafka partition holds.
+
+        A log that can't be read for that is stopped, and one of which it lacks a record before later ones.
 
         Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, BeginsAnew.
         """
@@ -149,12 +154,11 @@ class ShippingRecovery:
             lost |= await until_done(lambda: self._confirmed_end(partition, newest)) < newest
             bounds = await until_done(lambda: self._cluster.bounds(partition))
         lost = lost or not await self._holds_newest(partition, sources)
-        if lost or known < 0:
-            at = bounds.start
-        else:
-            at = max(bounds.start, known)
-            if known < bounds.start:
-                state.head_was_cut(f"{topic}-{partition}", known, bounds.start)
+        known = -1 if lost else known
+        at = max(bounds.start, known)
+        if 0 <= known < bounds.start:
+            state.head_was_cut(f"{topic}-{partition}", known, bounds.start)
+        is_whole = _is_whole(known, bounds)
         for source in sources:
             source.rewind()
         logs = [source.log for source in state.sources.values()]
@@ -164,21 +168,24 @@ class ShippingRecovery:
             if source.partition not in unreadable
         }
         skipped = {number: source.skipped for number, source in state.sources.items()}
-        matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
+        matching = Matching(self._origin, logs, starts, (topic, partition), skipped, is_whole=is_whole)
         end = await read_partition(self._cluster, until_done, partition, at, matching.match_batch)
+        holes = {number: list(found) for number in starts if (found := matching.holes(number))}
         unreadable = matching.unreadable | unreadable
         whole = [source for source in sources if source.partition not in unreadable]
         if lost:
             await until_done(self._look_at_topic)  # raises if it was made again: no loss
-            self._check_lost(whole, matching)
+            self._check_lost([source for source in whole if source.partition not in holes], matching)
             if len(whole) == len(sources):
                 state.went_back.discard(partition)  # only records of others were lost at its end
-        for source in whole:
-            self._advance(source, matching.next_offsets[source.partition], end)
-            source.newest = matching.newest.get(source.partition, source.newest)
-            source.rewind()
         for source in sources:
-            self._stop_unread(source, unreadable.get(source.partition))
+            number = source.partition
+            if number in unreadable:
+                self._stop(source, str(unreadable[number]), STOPPED_RETRY_MS)
+            elif number in holes:
+                self._stop_at_hole(source, partition, holes[number])
+            else:
+                self._matched(source, matching, end)
 
     async def read_others(self, partition: int) -> None:
         """Compare records that others wrote between ours with the logs. Raises OutboxDiverged, DestinationAhead."""
@@ -305,17 +312,36 @@ class ShippingRecovery:
         if len(refused.data) <= self.size_max_bytes and not refused.has_one_record:
             self.size_max_bytes = max(1, len(refused.data) // 2)
 
-    def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
-        """Stop the log with `error` until it is known what the topic holds of it; None: let it go on."""
-        if error is None:
-            if source.is_matching:
-                source.is_matching, source.stopped = False, None
-            return
-        if source.stopped != str(error):
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, error)
+    def _matched(self, source: ShippedPartition, matching: Matching, end: int) -> None:
+        self._advance(source, matching.next_offsets[source.partition], end)
+        source.newest = matching.newest.get(source.partition, source.newest)
+        source.rewind()
+        if source.is_matching:
+            source.is_matching, source.stopped = False, None
+
+    def _stop_at_hole(self, source: ShippedPartition, partition: int, holes: Sequence[tuple[int, int]]) -> None:
+        """Stop the log before the first hole until it is given up; then the topic is read again."""
+        (first, end), log, topic = holes[0], source.log, self._facts.topic
+        before = next(iter(log.batches(first - 1, first))) if first > log.log_start_offset else None
+        source.on_acknowledged(first, 0 if before is None else before.header.crc, -1)
+        source.begin_elsewhere()
+        source.rewind()
+        offsets = str(first) if end == first + 1 else f"{first}-{end - 1}"
+        again = skip_command(offsets, source.partition, topic, log.path.parent)
+        why = (
+            f"{topic}-{partition} lacks offset {offsets} of partition {source.partition} and holds later ones, and "
+            f"every filtering reader drops what comes behind its successors. If it was given up before: {again}. Else "
+            f"stop the service, then: pushrep outbox rebase {quote(str(log.path.parent))}"
+        )
+        self._stop(source, why, _NEVER_MS)
+
+    def _stop(self, source: ShippedPartition, reason: str, for_ms: int) -> None:
+        """Stop the log until it is matched again, in `for_ms`."""
+        if source.stopped != reason:
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, reason)
         source.is_matching = True
         now_ms = self._clock.monotonic_ms()
-        source.stop(str(error), now_ms, now_ms + STOPPED_RETRY_MS)
+        source.stop(reason, now_ms, now_ms + for_ms)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""
@@ -480,6 +506,11 @@ def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -
     return max(source.destination_offset for source in sources)
 
 
+def _is_whole(known: int, bounds: PartitionBounds) -> bool:
+    """Whether nothing was removed between what is known and what is read. known: as of `known_offset`."""
+    return max(known, 0) >= bounds.start
+
+
 async def read_partition(
     cluster: Cluster, until_done: UntilDone, partition: int, at: int, take: Callable[[RecordBatch, int], None]
 ) -> int:
@@ -540,7 +571,7 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContents:
-    """By log partition: `held`, `contested`: as in Matching; `first`: the first offset not known to be held.
+    """By log partition: `held`, `contested`, `holes`: as in Matching; `first`: the first offset not known to be held.
 
     progress: with the topic as it is now. ends: partition of the topic to the offset up to which it was read.
     """
@@ -548,6 +579,7 @@ class TopicContents:
     progress: ShippingProgress
     held: Mapping[int, OffsetRanges]
     contested: Mapping[int, OffsetRanges]
+    holes: Mapping[int, OffsetRanges]
     first: Mapping[int, int]
     ends: Mapping[int, int]
 
@@ -577,12 +609,13 @@ async def read_contents(
             at.setdefault(progress.topic_partition(source.partition, source.acknowledged), []).append(source)
         held: dict[int, OffsetRanges] = {}
         contested: dict[int, OffsetRanges] = {}
+        holes: dict[int, OffsetRanges] = {}
         first = {number: source.acknowledged for number, source in state.sources.items()}
         ends = {}
         for number in range(max(counts_of(progress))):
             sources = at.get(number, [])
             bounds = await until_done(lambda number=number: cluster.bounds(number))  # type: ignore[misc]
-            known = max(bounds.start, known_offset(sources, bounds) if sources else 0)
+            known = known_offset(sources, bounds) if sources else 0
             matching = Matching(
                 origin,
                 [source.log for source in state.sources.values()],
@@ -590,8 +623,11 @@ async def read_contents(
                 (facts.topic, number),
                 {one: progress.skipped_of(one) for one in state.sources},
                 is_strict=False,
+                is_whole=_is_whole(known, bounds),
             )
-            ends[number] = await read_partition(cluster, until_done, number, known, matching.match_batch)
+            at_first = max(bounds.start, known)
+            ends[number] = await read_partition(cluster, until_done, number, at_first, matching.match_batch)
+            holes |= {source.partition: matching.holes(source.partition) for source in sources}
             for error in matching.unreadable.values():
                 raise error
             first |= matching.next_offsets
@@ -600,7 +636,7 @@ async def read_contents(
                     into[partition] = OffsetRanges([*into.get(partition, ()), *ranges])
     finally:
         await cluster.close()
-    return TopicContents(progress=progress, held=held, contested=contested, first=first, ends=ends)
+    return TopicContents(progress=progress, held=held, contested=contested, holes=holes, first=first, ends=ends)
 
 
 def retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:

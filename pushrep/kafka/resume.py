@@ -14,6 +14,10 @@ of each log is found by its 20 bytes; any other that has a PID of this outbox is
     nothing, it ends below   nobody's                      DestinationAhead
     nothing, it begins above nobody's                      nobody's
 
+Records are sent in order, so a log's record that is missing before one that is held is a hole: sent now, it would come
+behind later ones, and every filtering reader would drop it. Retention makes none, as it removes a partition's first
+records. So none is seen where the partition may have lost its first ones, unless one producer wrote on both sides.
+
 Timestamps are compared too, with two exceptions: a record with the caller's own metadata may be appended again with
 another timestamp, and a topic may have the broker's append time instead. Pure, except that it reads the logs.
 """
@@ -103,9 +107,10 @@ class Matching:
         skipped: Mapping[int, OffsetRanges] | None = None,
         *,
         is_strict: bool = True,
+        is_whole: bool = False,
     ) -> None:
         self._origin, self._topic_partition, self._skipped = origin, topic_partition, skipped or {}
-        self._is_strict = is_strict
+        self._is_strict, self._is_whole = is_strict, is_whole
         self._logs = {log.partition: _RecordsByOffset(log) for log in logs}
         self.next_offsets = dict(start)
         self.newest: dict[int, ShippedRecord] = {}
@@ -113,9 +118,14 @@ class Matching:
         self.contested: dict[int, OffsetRanges] = {}
         self.unreadable: dict[int, Exception] = {}
         self._expected: dict[bytes, _Expected] = {}
+        self._producer_id = -1  # of the batch that is matched
+        self._held_to: dict[int, tuple[int, int]] = {}  # by log: the end of what is held, who wrote the last of it
+        self._jumps: dict[int, OffsetRanges] = {}
         for partition, at in start.items():
             log = self._logs[partition].log
             first = max(at, log.log_start_offset)
+            if is_whole:
+                self._held_to[partition] = first, -1
             self._expect(partition, log.records(first, max(first, log.log_end_offset)))
 
     def match_batch(self, batch: RecordBatch, first: int = 0) -> None:
@@ -127,6 +137,7 @@ class Matching:
         except (CorruptRecordBatch, UnsupportedCodec) as error:  # its CRC is right, so it was written this way
             _LOG.warning("%s-%d: a batch of others can't be read: %s", *self._topic_partition, error)
             return
+        self._producer_id = batch.header.producer_id
         for record in records:
             if record.offset < first:
                 continue
@@ -190,8 +201,29 @@ class Matching:
             self._contest(partition, in_log, record)
 
     def _hold(self, partition: int, offset: int) -> None:
-        if offset not in self.contested.get(partition, _NOTHING):
-            self.held.setdefault(partition, OffsetRanges()).add(offset, offset + 1)
+        if offset in self.contested.get(partition, _NOTHING):
+            return
+        self.held.setdefault(partition, OffsetRanges()).add(offset, offset + 1)
+        end, producer_id = self._held_to.get(partition, (offset, -1))
+        if end < offset and (self._is_whole or producer_id == self._producer_id):
+            self._jumps.setdefault(partition, OffsetRanges()).add(end, offset)
+        self._held_to[partition] = max(end, offset + 1), self._producer_id
+
+    def holes(self, partition: int) -> OffsetRanges:
+        """The log's records that the topic lacks, but for given up ones, though it holds one before and one behind."""
+        found, skipped = OffsetRanges(), self._skipped.get(partition, _NOTHING)
+        held = self.held.get(partition, _NOTHING)
+        lacking = [one for start, end in self._jumps.get(partition, ()) for one in held.missing(start, end)]
+        try:
+            for start, end in lacking:
+                for record in self._logs[partition].log.records(start, end):
+                    metadata = self._origin.metadata_of(record)
+                    is_own = metadata is not None and self._origin.epoch_of(metadata) is not None
+                    if is_own and record.offset not in skipped:  # a caller's own one behind the next is not looked up
+                        found.add(record.offset, record.offset + 1)
+        except UNREADABLE as error:
+            self.unreadable[partition] = error
+        return found
 
     def _diverged(self, partition: int, in_log: Record, in_topic: Record) -> OutboxDiverged:
         topic, number = self._topic_partition

@@ -238,7 +238,7 @@ class SinkSession:
                 while sources := [one for one in self._sources[partition] if one not in known]:
                     await self._recovery.resume(partition, sources)
                     known += sources
-        self._ends[partition] = max((one.destination_offset for one in known), default=0)
+        self._ends[partition] = max(0, *(one.destination_offset for one in known), 0)
         producer = self._fence.partitions[partition].producer
         pipeline.begin(*(producer or await self._new_producer_id(pipeline)))
         self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())

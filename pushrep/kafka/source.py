@@ -205,8 +205,11 @@ class ShippedPartition:
         return self.skipped.end_of(self.acknowledged)
 
     def skip(self, offsets: OffsetRanges) -> None:
-        """Send these records not, from now on; what is in flight is not taken back."""
-        self.skipped, self.stopped, self.stopped_until_ms = offsets, None, 0
+        """Send these records not, from now on; what is in flight is not taken back. What waits to be matched is matched
+        at once.
+        """
+        self.skipped, self.stopped_until_ms = offsets, 0
+        self.stopped = self.stopped if self.is_matching else None
         if not self.in_flight:
             self.rewind()
 

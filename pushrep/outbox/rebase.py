@@ -163,10 +163,10 @@ def appended_again(contents: TopicContents, partition: int, log_end: int) -> Off
     skipped = contents.progress.skipped_of(partition)
     contested = contents.contested.get(partition, OffsetRanges())
     first_contested = min((start for start, _ in contested), default=log_end)
-    # Records were sent in order, so what the topic lacks below the last of them was removed by retention.
+    # Records were sent in order, so what the topic lacks before the first of them was removed by retention.
     below = [end for start, end in contents.held.get(partition, ()) if start < first_contested]
     first = max([contents.first[partition], *below])
-    wanted = OffsetRanges([*contested, (first, log_end)])
+    wanted = OffsetRanges([*contested, *contents.holes.get(partition, ()), (first, log_end)])
     return OffsetRanges(one for start, end in wanted for one in skipped.missing(start, end))
 
 

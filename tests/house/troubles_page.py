@@ -85,6 +85,13 @@ FAULTS = (
         "test_a_parked_record_lets_its_partition_go_on",
     ),
     Fault(
+        "the topic lacks a record and holds later ones, as who ships now does not know that it was given up",
+        "shipping of its partition, from that record on",
+        "the other partitions; appends; every opening",
+        "`pushrep outbox skip` again, or `pushrep outbox rebase`",
+        "test_refused_records: test_a_record_that_is_missing_before_later_ones_stops_its_partition",
+    ),
+    Fault(
         "brokers of another cluster answer at a known address",
         "shipping, if only such answer; nothing is sent to them",
         "appends; `wait_shipped` raises `AnotherCluster`",

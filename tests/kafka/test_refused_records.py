@@ -132,6 +132,47 @@ def test_records_are_skipped_before_the_first_start_by_time_and_size(broker, top
     assert same(found.of(pid, 1), [logs[1][0], logs[1][4]])
 
 
+def test_a_record_that_is_missing_before_later_ones_stops_its_partition(broker, topic, opened, tmp_path):
+    """faults B1, B7: whoever does not know what was given up sends it not behind its successors, where every filtering
+    reader would drop it. Its partition stops, appends and the other one go on; both ways out work as they are printed.
+    """
+    create_topic(broker.bootstrap_servers, topic, 2)
+    with opened(2, kafka=None) as outbox:
+        for partition in range(2):
+            outbox.append_many(partition, [b"%d" % n for n in range(10)])
+    where = ["--topic", topic, "--directory", str(tmp_path / "outbox"), "--reason", "a test"]
+    assert run(["outbox", "skip", "5", "--partition", "0", *where]) == 0
+    assert run(["outbox", "skip", "7-8", "--partition", "1", *where]) == 0
+    with opened(2) as outbox:
+        outbox.wait_shipped(WAIT_S)
+    (tmp_path / "outbox" / "destinations.json").unlink()
+    for _ in range(2):  # the second time by what the first one wrote down
+        with opened(2) as outbox:
+            with pytest.raises(ShippingStopped) as caught:
+                outbox.wait_shipped(WAIT_S)
+            assert (caught.value.partition, caught.value.offset) == (0, 5)
+            assert f"{topic}-0 lacks offset 5 of partition 0 and holds later ones" in caught.value.reason
+            state = outbox.facts.shipping.sink.state
+            assert [(one.partition, one.offset) for one in state.lag().stopped] == [(0, 5), (1, 7)]
+            outbox.append(0, b"behind").result()
+    command = shlex.split(caught.value.reason.partition(". Else")[0].partition("before: ")[2])
+    with opened(2) as outbox:
+        assert run([*command[1:-1], "a test"]) == 0
+        wait_until(lambda: [one.partition for one in outbox.lag()[f"kafka:{topic}"].stopped] == [1], "0 goes on")
+        outbox.facts.shipping.sink.state.wait({0: 12}, WAIT_S, None)
+        reason, pid = outbox.lag()[f"kafka:{topic}"].stopped[0].reason, outbox.pid
+    command = shlex.split(reason.partition("then: ")[2])
+    assert run([*command[1:], "--bootstrap-servers", broker.bootstrap_servers]) == 0
+    with opened(2) as outbox:
+        outbox.wait_shipped(WAIT_S)
+        records, again = list(outbox.log(0).records(0)), outbox.pid
+    del records[5]
+    found = read_filtered(broker.bootstrap_servers, topic, 2)
+    assert same(found.of(pid, 0), records)
+    assert [one.value for one in found.of(again, 1)] == [b"7", b"8"], "under a PID of their own"
+    assert found.copies == 0
+
+
 def test_a_learned_limit_condemns_no_record(broker, topic, opened):
     """faults B4, S5: the topic stores records uncompressed, so a limit on what is sent compressed is only learned. The
     record of 60 KB is taken alone, and the one of 120 KB is refused by the topic's own limit.

@@ -210,6 +210,41 @@ def test_a_hole_is_not_jumped_over(log):
     assert matching.next_offsets == {0: 1}
 
 
+HOLES = {
+    "from what is known on": (True, [(5, 1), (6, 1), (8, 2)], 5, [(7, 8)]),
+    "at once behind what is known": (True, [(6, 1), (7, 1)], 5, [(5, 6)]),
+    "filled later, which readers dropped": (True, [(6, 1), (7, 1), (5, 2), (6, 2)], 5, []),
+    "given up": (True, [(2, 1), (4, 1)], 2, []),
+    "given up, and one beside it": (True, [(2, 1), (5, 1)], 2, [(4, 5)]),
+    "late copies of what is known": (True, [(1, 1), (2, 1), (8, 2), (9, 2)], 8, []),
+    "a head that retention cut": (False, [(6, 1), (7, 1), (8, 1)], 0, []),
+    "a hole behind it": (False, [(6, 1), (8, 1)], 0, [(7, 8)]),
+    "a head cut amid copies of another producer": (False, [(1, 1), (2, 1), (8, 2), (9, 2)], 0, []),
+    "sent again from the front": (False, [(5, 1), (6, 1), (0, 2), (1, 2)], 0, []),
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_faults_b7_a_record_that_is_missing_before_later_ones_is_a_hole(log, name):
+    """faults B7: "matching on resume steps over listed offsets, any other hole" stops; retention cuts only heads."""
+    is_whole, held, start, expected = HOLES[name]
+    for n in range(10):
+        append(log, b"%d" % n)
+    matching = Matching(ORIGIN, [log], {0: start}, skipped={0: OffsetRanges([(3, 4)])}, is_whole=is_whole)
+    for offset, producer_id in held:
+        matching.match_batch(from_producer(next(iter(log.batches(offset, offset + 1))), producer_id))
+    assert list(matching.holes(0)) == expected
+
+
+def test_a_callers_own_record_that_is_not_looked_up_is_no_hole(log):
+    for n in range(3):
+        append(log, b"%d" % n, pid=4711 if n == 1 else PID)
+    matching = Matching(ORIGIN, [log], {0: 0}, is_whole=True)
+    for n in (0, 2):
+        matching.match_batch(sent_to_topic(log)[n])
+    assert not matching.holes(0)
+
+
 @pytest.mark.parametrize(("pid", "offset", "epoch"), [(PID, 3, 0), (8, 0, 1)], ids=["above LEO", "later epoch"])
 def test_a_topic_ahead_of_its_log_is_refused(log, pid, offset, epoch):
     """Contract: "A destination whose tail lies above LEO or in an epoch the log does not have is refused"."""
@@ -224,6 +259,13 @@ def test_a_topic_ahead_of_its_log_is_refused(log, pid, offset, epoch):
 def of_topic(value=b"b", *, pid=PID, offset=1, timestamp_ms=1000, **settings):
     key = StreamMetadata(pid, 0, offset).pack()
     return encode_batch([value], keys=[key], timestamps_ms=timestamp_ms, **settings)
+
+
+def from_producer(batch, producer_id):
+    data = bytearray(batch.data)
+    data[43:51] = producer_id.to_bytes(8)
+    header.write_crc(data, crc32c(data, header.CRC_COVERS_FROM))
+    return RecordBatch.check(data)
 
 
 def with_append_time(batch):

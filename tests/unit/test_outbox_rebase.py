@@ -30,6 +30,7 @@ CASES = {
     "a head that was cut, then ours": ([(30, 70)], [], 0, [], [(70, 100)]),
     "one of ours behind another's proves nothing of those before": ([(80, 81)], [(50, 60)], 40, [], [(40, 100)]),
     "what was given up stays so": ([], [(40, 60)], 40, [(40, 45), (99, 100)], [(45, 99)]),
+    "a record is missing before later ones": ([(0, 40), (41, 100)], [], 40, [], [(40, 41)], (40, 41)),
     "all is there": ([(0, 100)], [], 100, [], []),
 }
 
@@ -37,12 +38,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_readers_of_the_topic_do_not_see_is_appended_again(name):
     """identity T4: "what the topic does not hold is appended again"."""
-    held, contested, first, skipped, expected = CASES[name]
+    held, contested, first, skipped, expected, *holes = CASES[name]
     contents = SimpleNamespace(
         progress=SimpleNamespace(skipped_of=lambda _: OffsetRanges(skipped)),
         held={0: OffsetRanges(held)},
         contested={0: OffsetRanges(contested)},
         first={0: first},
+        holes={0: OffsetRanges(holes)},
     )
     assert list(appended_again(contents, 0, 100)) == expected
 
