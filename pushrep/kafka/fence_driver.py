@@ -53,6 +53,7 @@ _BAD = core.FenceRefused | core.NotAllowed
 _TRANSACTION_MS_MAX = 900_000  # brokers' default of transaction.max.timeout.ms
 _TRANSACTION_MS_MIN = 1_000
 _SOON_MS, _SOON_TRIES = 20, 50
+_RENEW_AGAIN_MS = 60_000
 _TRANSACTIONS_TOPIC = "__transaction_state"
 _TOO_FEW_BROKERS = "transaction.state.log.replication.factor (Kafka's default: 3) is above their number"
 _TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it at the first request, if they can
@@ -120,6 +121,10 @@ class FencedSession(Protocol):
 
     def on_marked(self, partition: int) -> None:
         """It may be matched, or after a renewal be shipped to."""
+        ...
+
+    def go_on(self, partition: int) -> None:
+        """It is shipped to as before."""
         ...
 
     def note_fence(self, why: str | None) -> None:
@@ -283,6 +288,9 @@ class FenceDriver:
                 break
             except UNREACHABLE as error:
                 if isinstance(error, KafkaUnreachable) and error.error_code is not None:
+                    if (waits := self._without_renewals(effect)) is not None:
+                        event = waits
+                        break
                     self._note(str(error))
                 failures += 1
                 self._session.refresh_soon()
@@ -292,6 +300,15 @@ class FenceDriver:
             _LOG.info("%s: transactional id %s: %s", self._facts.topic, self._name, event.why)
             await asyncio.sleep(backoff_of(self._destination).pause_s(1))
         return event
+
+    def _without_renewals(self, effect: Effect) -> Event | None:
+        """The coordinator does not begin the transaction now: what has a marker does not wait for it. None: nothing."""
+        if not isinstance(effect, core.InitProducer | core.AddPartitions):
+            return None
+        renewed = self.partitions.on_busy(self._clock.monotonic_ms() + _RENEW_AGAIN_MS)
+        for partition in renewed:
+            self._session.go_on(partition)
+        return core.Busy(self.partitions.in_state(PartitionState.LISTED)) if renewed else None
 
     async def _perform(self, effect: Effect) -> Event:
         match effect:

@@ -15,7 +15,7 @@ The transactional id, one transaction after another:
 Each Kafka partition by itself:
 
     NO_LEADER ─▶ LOOKED_AT ─▶ WAITING ─▶ LISTED ─▶ SOUGHT ─▶ MATCHED ─▶ SHIPPING ─ renewal due ─▶ DRAINING ─▶ WAITING
-        ▲  has a leader  nothing lost  in a    it ended,  its marker       ▲ a renewal: straight from SOUGHT
+        ▲  has a leader  nothing lost  in a    it ended,  its marker       ▲ a renewal: straight from SOUGHT, or LISTED
         └── no leader any more       transaction           was met         └─── what the topic holds is known
 
 A transactional id has one producer id, whose epoch rises with each InitProducerId. Aborting a transaction writes a
@@ -154,6 +154,12 @@ class Due(NamedTuple):
     is_renewal: bool = False
 
 
+class Busy(NamedTuple):
+    """The coordinator ends another transaction first; of this one, only these partitions can't go on without it."""
+
+    partitions: Collection[int]
+
+
 class FenceRefused(NamedTuple):
     """The coordinator refuses this producer id or epoch."""
 
@@ -172,13 +178,13 @@ class MembersAnswered(NamedTuple):
     is_newest: bool
 
 
-Event = Begun | Given | Due | Added | Ended | FenceRefused | NotAllowed | MembersAnswered
+Event = Begun | Given | Due | Busy | Added | Ended | FenceRefused | NotAllowed | MembersAnswered
 
 EXPECTED: Mapping[FenceState, frozenset[type[Event]]] = {
     FenceState.NEW: frozenset({Begun}),
-    FenceState.INIT: frozenset({Begun, Given, FenceRefused, NotAllowed}),
+    FenceState.INIT: frozenset({Begun, Given, Busy, FenceRefused, NotAllowed}),
     FenceState.READY: frozenset({Begun, Due}),
-    FenceState.ADD: frozenset({Begun, Added, FenceRefused, NotAllowed}),
+    FenceState.ADD: frozenset({Begun, Added, Busy, FenceRefused, NotAllowed}),
     FenceState.END: frozenset({Begun, Ended, FenceRefused, NotAllowed}),
     FenceState.ASKING: frozenset({Begun, MembersAnswered}),
     FenceState.TAKEN_OVER: frozenset({Begun}),
@@ -261,6 +267,8 @@ class Fence:
                 self._listed = partitions
                 raises = self._raises or not is_renewal
                 return self._add(self.producer) if raises else self._init(self.producer)
+            case Busy(partitions):
+                return self._wait(partitions)
             case Added():
                 self.state = FenceState.END
                 return AbortTransaction(self.producer)
@@ -299,6 +307,13 @@ class Fence:
     def _add(self, producer: ProducerId) -> Effect:
         self.state = FenceState.ADD
         return AddPartitions(producer, self._listed)
+
+    def _wait(self, partitions: Collection[int]) -> Effect:
+        if self._listed and not partitions:
+            self.state, self._listed = FenceState.READY, ()
+            return Await()
+        self._listed = partitions
+        return self._init(self.producer) if self.state is FenceState.INIT else self._add(self.producer)
 
     def _ended(self, producer: ProducerId | None) -> Effect:
         marked = producer or self.producer
@@ -373,7 +388,7 @@ _MAY_BECOME: Mapping[PartitionState, frozenset[PartitionState]] = {
     PartitionState.WAITING: frozenset(
         {PartitionState.NO_LEADER, PartitionState.LISTED, PartitionState.MATCHED, PartitionState.SHIPPING}
     ),
-    PartitionState.LISTED: frozenset({PartitionState.WAITING, PartitionState.SOUGHT}),
+    PartitionState.LISTED: frozenset({PartitionState.WAITING, PartitionState.SOUGHT, PartitionState.SHIPPING}),
     PartitionState.SOUGHT: frozenset({PartitionState.WAITING, PartitionState.MATCHED, PartitionState.SHIPPING}),
     PartitionState.MATCHED: frozenset({PartitionState.SHIPPING}),
     PartitionState.SHIPPING: frozenset({PartitionState.NO_LEADER, PartitionState.DRAINING}),
@@ -482,6 +497,19 @@ class FencedPartitions:
             one.become(PartitionState.LISTED)
             one.is_alone, one.marked_from = False, one.read_to
         return listed
+
+    def on_busy(self, renew_at_ms: int) -> list[int]:
+        """Nothing is in the transaction yet: those that have a marker go on under it, and are renewed later. Returns
+        them.
+        """
+        found = []
+        for partition in self.in_state(PartitionState.LISTED):
+            one = self._all[partition]
+            if one.has_shipped and one.producer is not None and one.wanted == one.producer:
+                one.become(PartitionState.SHIPPING)
+                one.renew_at_ms = renew_at_ms
+                found.append(partition)
+        return found
 
     def is_renewal(self, partitions: Iterable[int]) -> bool:
         """Whether one of these was shipped to under an epoch, and needs another one."""

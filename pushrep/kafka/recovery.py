@@ -60,12 +60,13 @@ from pushrep.kafka.resume import (
 from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import UNREADABLE, ShippedPartition
 from pushrep.kafka.topic import TopicFacts, look_at_topic
+from pushrep.log.errors import is_shortage
 from pushrep.records import RecordBatch
 
 _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
 
-STOPPED_RETRY_MS = 5_000
+STOPPED_RETRY_MS, SHORTAGE_RETRY_MS = 5_000, 200
 _NEVER_MS = 1 << 62
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
 _LIMITS: Mapping[int, str] = {Code.MESSAGE_TOO_LARGE: "max.message.bytes", Code.RECORD_LIST_TOO_LARGE: "segment.bytes"}
@@ -181,7 +182,7 @@ class ShippingRecovery:
         for source in sources:
             number = source.partition
             if number in unreadable:
-                self._stop(source, str(unreadable[number]), STOPPED_RETRY_MS)
+                self._match_later(source, unreadable[number])
             elif number in holes:
                 self._stop_at_hole(source, partition, holes[number])
             else:
@@ -316,8 +317,9 @@ class ShippingRecovery:
         self._advance(source, matching.next_offsets[source.partition], end)
         source.newest = matching.newest.get(source.partition, source.newest)
         source.rewind()
+        self._state.set_trouble(None, ("log", source.partition))
         if source.is_matching:
-            source.is_matching, source.stopped = False, None
+            source.is_matching, source.stopped, source.stopped_until_ms = False, None, 0
 
     def _stop_at_hole(self, source: ShippedPartition, partition: int, holes: Sequence[tuple[int, int]]) -> None:
         """Stop the log before the first hole until it is given up; then the topic is read again."""
@@ -333,15 +335,18 @@ class ShippingRecovery:
             f"every filtering reader drops what comes behind its successors. If it was given up before: {again}. Else "
             f"stop the service, then: pushrep outbox rebase {quote(str(log.path.parent))}"
         )
-        self._stop(source, why, _NEVER_MS)
+        self._match_later(source, ShippingError(why), _NEVER_MS)
 
-    def _stop(self, source: ShippedPartition, reason: str, for_ms: int) -> None:
-        """Stop the log until it is matched again, in `for_ms`."""
-        if source.stopped != reason:
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, reason)
-        source.is_matching = True
-        now_ms = self._clock.monotonic_ms()
-        source.stop(reason, now_ms, now_ms + for_ms)
+    def _match_later(self, source: ShippedPartition, why: Exception, in_ms: int = STOPPED_RETRY_MS) -> None:
+        """Stop the log until it is matched again. For a shortage only let it wait a moment."""
+        now_ms, is_short = self._clock.monotonic_ms(), is_shortage(why)
+        source.is_matching, source.match_at_ms = True, now_ms + (SHORTAGE_RETRY_MS if is_short else in_ms)
+        self._state.set_trouble(str(why) if is_short else None, ("log", source.partition))
+        if is_short:
+            return
+        if source.stopped != str(why):
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, why)
+        source.stop(str(why), now_ms, source.match_at_ms)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""

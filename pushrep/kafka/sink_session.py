@@ -30,13 +30,14 @@ from pushrep.kafka.fence_rules import PartitionState
 from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
-from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
+from pushrep.kafka.recovery import SHORTAGE_RETRY_MS, STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import FENCE, IN_TROUBLE_MS, SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.log import LogClosed, SegmentLog
+from pushrep.log.errors import is_shortage
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -225,9 +226,14 @@ class SinkSession:
         if pipeline is not None:
             if one.producer is not None and pipeline.producer != one.producer:
                 self._renewed(partition, pipeline)
+            self.go_on(partition)
+        self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())
+
+    def go_on(self, partition: int) -> None:
+        """As in FencedSession."""
+        if partition in self._pipelines:
             self._ready[partition] = None
             self._wake.set()
-        self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())
 
     async def _match(self, partition: int, pipeline: Pipeline) -> None:
         """Find out what the partition holds, and open its pipeline."""
@@ -337,12 +343,10 @@ class SinkSession:
         for partition, sources in self._sources.items():
             for source in sources:
                 has_more = source.poll()
-                if source.stopped is not None and now_ms < source.stopped_until_ms:
-                    continue
-                if source.stopped is not None and source.is_matching:  # its log could not be read
-                    source.stopped_until_ms = now_ms + STOPPED_RETRY_MS
+                if source.match_at_ms is not None and now_ms >= source.match_at_ms:
+                    source.match_at_ms = None
                     self._run(self._join(partition, source))
-                elif has_more:
+                elif has_more and now_ms >= source.stopped_until_ms:
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
         is_busy = any(channel.in_flight for channel in self._channels.values())
@@ -371,8 +375,8 @@ class SinkSession:
             if not source.in_flight:
                 self._cross(source)
             return None
-        is_stopped = source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms
-        if source.is_matching or is_stopped or self._is_parking(source):
+        rests = self._clock.monotonic_ms() < source.stopped_until_ms
+        if source.is_matching or rests or self._is_parking(source):
             return None
         before = source.acknowledged
         try:
@@ -383,6 +387,7 @@ class SinkSession:
             if not source.in_flight:  # else it is met again once all before it is acknowledged
                 self._refuse(source, error)
             return None
+        self._state.set_trouble(None, ("log", source.partition))
         if source.acknowledged != before:  # what is skipped counts as acknowledged
             self._state.moved()
         if sent is not None:
@@ -448,10 +453,14 @@ class SinkSession:
         return True
 
     def _stop_source(self, source: ShippedPartition, error: Exception) -> None:
-        reason = str(error)
+        """Stop a log partition until it is tried again; for a shortage let it only wait a moment."""
+        reason, now_ms = str(error), self._clock.monotonic_ms()
+        if is_shortage(error) or (error.__cause__ is not None and is_shortage(error.__cause__)):
+            source.stopped_until_ms = now_ms + SHORTAGE_RETRY_MS
+            self._state.set_trouble(reason, ("log", source.partition))
+            return
         if source.stopped != reason:
             _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, reason)
-        now_ms = self._clock.monotonic_ms()
         source.stop(reason, now_ms, now_ms + STOPPED_RETRY_MS)
         self._recovery.look_again()
         self._state.moved()

@@ -117,7 +117,8 @@ class ShippedPartition:
 
     acknowledged: all records below it are in the topic, or skipped. stopped: why it can't be shipped until it is tried
     again; None: it is shipped. is_new: nothing was ever shipped under the outbox's PIDs. newest: the last record that
-    the topic is known to hold. is_matching: whether it waits until the topic's content is known. is_doubtful: whether
+    the topic is known to hold. is_matching: whether it waits until the topic's content is known, and
+    match_at_ms: when that is looked for again; None: it was, or is now. is_doubtful: whether
     `prove` has to check that the log is still the one that was shipped. append_times: when records below `noted_end`
     were appended. alone: the records that were refused in a batch; while one of them is in flight, no other record of
     the log is. parking: one of them is on its way to the parking log, also after its session. parked_in_a_row: how
@@ -139,6 +140,7 @@ class ShippedPartition:
         self.parked_in_a_row = 0
         self.stopped: str | None = None
         self.stopped_since_ms = self.stopped_until_ms = 0
+        self.match_at_ms: int | None = None
         self.next_offset = acknowledged
         self.stable_offset = acknowledged
         self.boundary: int | None = None
@@ -209,7 +211,10 @@ class ShippedPartition:
         at once.
         """
         self.skipped, self.stopped_until_ms = offsets, 0
-        self.stopped = self.stopped if self.is_matching else None
+        if self.match_at_ms is None:
+            self.stopped = None
+        else:
+            self.match_at_ms = 0
         if not self.in_flight:
             self.rewind()
 

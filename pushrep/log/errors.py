@@ -138,6 +138,11 @@ SHORTAGES = _REMEDIES.keys() - {errno.EROFS, errno.EOVERFLOW}
 """What the system is short of for a moment: a call that it refuses so has done nothing, except a sync."""
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Whether the same may be done again soon."""
+    return getattr(error, "errno", None) in SHORTAGES
+
+
 def append_remedy(cause: OSError) -> str:
     """What to do about a write that the system refused."""
     return _REMEDIES.get(cause.errno or 0, "look at the disk")

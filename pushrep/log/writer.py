@@ -48,7 +48,6 @@ from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, write_leader_epochs
 from pushrep.log.disk import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
-    SHORTAGES,
     AppendFailed,
     LogClosed,
     LogDamaged,
@@ -56,6 +55,7 @@ from pushrep.log.errors import (
     LogPoisoned,
     NoRoomToCut,
     append_remedy,
+    is_shortage,
 )
 from pushrep.log.flush_scheduler import (
     ACKNOWLEDGED_MS,
@@ -541,7 +541,7 @@ class LogWriter:
                 filesystem.sync_directory(path)  # also for names that an earlier try removed
             self._active.cut_back()
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in SHORTAGES:
+            if isinstance(error, OSError) and is_shortage(error):
                 raise AppendFailed(self._active.path, error, append_remedy(error)) from error
             self._poison_by(error)
             raise

@@ -36,6 +36,7 @@ from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
 from pushrep.log.disk import Durations
+from pushrep.log.errors import is_shortage
 from pushrep.replicate.connecting import ReplicaClient, pause_s, retry_connecting
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
@@ -404,6 +405,9 @@ class Channel:
                 self.wake_later(pusher)
                 continue
             except (OSError, PushrepError) as error:
+                if is_shortage(error):
+                    self.wake_later(pusher)
+                    continue
                 _LOG.error("%s: the log can't be read: %s", pusher.tp, error)
                 pusher.end(PushSessionEndReason.LEADER_LOG_ERROR)
                 continue

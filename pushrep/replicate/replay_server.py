@@ -35,6 +35,7 @@ from weakref import WeakValueDictionary
 
 from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
 from pushrep.log import Lease, LeaseBroken
+from pushrep.log.errors import is_shortage
 from pushrep.log.published import LogOffsets
 from pushrep.log.reader import LogSlice, LogSlices, SlicedFile
 from pushrep.replay import events as e
@@ -262,7 +263,11 @@ class ServedSession:
                 self._look_again(wanted)
                 return
         except READ_ERRORS as error:
-            self.handle(self._failure(error))
+            if is_shortage(error):
+                self._looks = 1
+                self._pause()
+            else:
+                self.handle(self._failure(error))
             return
         self._found, self._looks = found, 0
         spans = [Span(base, end, size_bytes, records) for _, base, end, size_bytes, _, records, _ in found.batches]
@@ -277,6 +282,9 @@ class ServedSession:
             why = f"{self.source.path}: no header of a batch is in its place at offset {wanted.position}"
             self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, why))
             return
+        self._pause()
+
+    def _pause(self) -> None:
         self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
         self.handle(e.BlockRead(()))
 

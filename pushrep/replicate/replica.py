@@ -32,7 +32,7 @@ from pushrep.election.messages import AppendRecordsPartition
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
-from pushrep.log.errors import SHORTAGES, RepairRefused
+from pushrep.log.errors import RepairRefused, is_shortage
 from pushrep.log.segment_repair import SegmentRepair
 from pushrep.records import RecordBatch
 from pushrep.replicate.election_state import ElectionStateStore
@@ -154,7 +154,7 @@ class ReplicaLog:
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
             except (OSError, PushrepError) as error:
-                if not isinstance(error, AppendFailed) and getattr(error, "errno", None) not in SHORTAGES:
+                if not isinstance(error, AppendFailed) and not is_shortage(error):
                     return self._fail(error, state)
                 # Nothing was written; the leader retries with backoff.
                 self.wrong_since_ms = self._clock.wall_ms() if self.refused is None else self.wrong_since_ms

@@ -1,6 +1,9 @@
 """A leader, nodes and sockets in one process: what replicas hold, who is in sync, what survives which stop."""
 
+import errno
+import os
 from dataclasses import replace
+from threading import Event, Semaphore
 
 import pytest
 
@@ -8,12 +11,13 @@ from pushrep.election.errors import NotLeader
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.reader import LogSlices
 from pushrep.records import BatchHeader
 from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.settings import Replica
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits
-from tests.integration.conftest import QUICK, SMALL
+from tests.integration.conftest import QUICK, SMALL, WAIT_S
 
 
 class CountedNetwork:
@@ -216,6 +220,29 @@ def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):
     ends = service.leading.manager.session_ends
     service.wait_for(lambda _: ends[PushSessionEndReason.LEADER_LOG_ERROR] > 0)
     assert world.replica(1).log.log_end_offset in {0, good}
+
+
+def test_a_moment_without_descriptors_ends_no_session(world, monkeypatch):
+    """faults B6: a log that can't be read for a shortage is read again after a pause, and the session goes on."""
+    service = world.service([world.node(1)])
+    end = service.append(b"only in the file")
+    tried, is_short, read = Semaphore(0), Event(), LogSlices.read
+
+    def read_if_possible(*arguments):
+        if is_short.is_set():
+            tried.release()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(*arguments)
+
+    is_short.set()
+    monkeypatch.setattr(LogSlices, "read", read_if_possible)
+    service.start()
+    for _ in range(3):
+        assert tried.acquire(timeout=WAIT_S)
+    is_short.clear()
+    service.wait_for_all()
+    assert world.replica(1).log.log_end_offset == end
+    assert not service.leading.manager.session_ends, "it is the first one"
 
 
 def test_a_batch_that_the_leaders_disk_changed_reaches_no_replica(world):

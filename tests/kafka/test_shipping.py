@@ -5,7 +5,9 @@ one.
 """
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import time
 from contextlib import ExitStack
 from functools import partial
+from threading import Event, Semaphore
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -32,6 +35,7 @@ from pushrep.kafka.cluster import Cluster
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import whole_batches
+from pushrep.kafka.source import SealedReader, ShippedPartition
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.outbox import DeliveryFailed, LogStopped, Outbox, OutboxConfig, begin_pid_epoch, slot_directories
@@ -248,6 +252,38 @@ def test_shipping_goes_on_when_a_stopped_log_was_opened_again(broker, topic, ope
         assert outbox.lag()[f"kafka:{topic}"].trouble is None
         logs, pid = logs_of(outbox), outbox.pid
     assert assert_all_visible_once(broker, topic, logs, pid, 1) == 0, "and nothing was sent twice"
+
+
+@pytest.mark.parametrize("where", [(SealedReader, "read"), (ShippedPartition, "prove")], ids=["read", "matched"])
+def test_a_moment_without_descriptors_stops_no_partition(broker, topic, opened, monkeypatch, where):
+    """faults B6: a shortage while a log is read, or held against the topic, is waited for, and is no stop."""
+    create_topic(broker.bootstrap_servers, topic, 1)
+    with opened(1) as outbox:
+        outbox.append(0, b"before")
+        outbox.wait_shipped(WAIT_S)
+    is_short, method = Event(), getattr(*where)
+    tried = Semaphore(0)
+
+    def read(*arguments):
+        if is_short.is_set():
+            tried.release()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return method(*arguments)
+
+    is_short.set()
+    with monkeypatch.context() as patched:
+        patched.setattr(*where, read)
+        with opened(1) as outbox:
+            outbox.append(0, b"behind").result()
+            for _ in range(3):
+                assert tried.acquire(timeout=WAIT_S)
+            assert outbox.lag()[f"kafka:{topic}"].stopped == ()
+            with pytest.raises(ShippingTimeout):
+                outbox.wait_shipped(0)
+            is_short.clear()
+            outbox.wait_shipped(WAIT_S)
+            logs, pid = logs_of(outbox), outbox.pid
+    assert assert_all_visible_once(broker, topic, logs, pid, 1) == 0
 
 
 def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path, torture):

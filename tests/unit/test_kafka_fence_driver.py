@@ -38,6 +38,7 @@ class Session:
     def __init__(self, cluster, clock):
         self.clock = clock
         self.cluster, self.marked, self.noted, self.unsent, self.tasks = cluster, [], [], set(), []
+        self.went_on = []
 
     async def ends(self, _node, partitions):
         return dict.fromkeys(partitions, 40)
@@ -51,6 +52,9 @@ class Session:
     def on_marked(self, partition):
         self.marked.append(partition)
         self.driver.partitions.on_matched(partition, self.clock.monotonic_ms())
+
+    def go_on(self, partition):
+        self.went_on.append(partition)
 
     def note_fence(self, why):
         self.noted.append(why)
@@ -181,6 +185,39 @@ def test_a_partition_that_does_not_drain_keeps_no_other_from_its_renewal(monkeyp
     assert added(cluster) == [[0, 1], [0]]
     assert made.partitions[0].producer == ProducerId(7, 1)
     assert (made.partitions[1].producer, made.partitions[1].state) == (ProducerId(7, 0), PartitionState.DRAINING)
+
+
+@pytest.mark.parametrize("before", [[], [Code.NONE]], ids=["the init", "the transaction"])
+def test_faults_b3_an_open_transaction_keeps_no_renewal_waiting(monkeypatch, before):
+    """faults B3: "CONCURRENT_TRANSACTIONS delays only partitions without a marker": one that was drained for a renewal
+    is shipped to under the marker that it has, and is renewed later.
+    """
+    monkeypatch.setattr(fence_driver, "_WATCH_S", 0.001)
+    monkeypatch.setattr(fence_driver, "_SOON_TRIES", 2)
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.refresh(), cluster.refresh()
+    made, session = driver(clock, cluster)
+
+    def begins():
+        if session.marked != [0, 1]:
+            return False
+        clock.advance(12 * HOUR_MS)
+        cluster.codes = before + [Code.CONCURRENT_TRANSACTIONS] * 9
+        cluster.epoch, session.unsent, cluster.held = 1, {1}, {0: b"", 1: b""}
+        return True
+
+    def goes_on():
+        if session.went_on != [0]:
+            return False
+        states = [made.partitions[one].state for one in (0, 1)]
+        assert states == [PartitionState.SHIPPING, PartitionState.DRAINING]
+        assert session.noted[-1] is None, "nobody waits"
+        cluster.codes = []
+        clock.advance(60_000)
+        return True
+
+    run(made, session, begins, goes_on, lambda: session.marked == [0, 1, 0])
+    assert made.partitions[0].producer == ProducerId(7, 1)
 
 
 def test_a_transaction_that_is_still_open_is_said_with_the_way_out():

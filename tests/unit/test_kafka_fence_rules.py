@@ -69,6 +69,14 @@ def test_a_renewal_is_an_empty_transaction_and_a_late_partition_gets_one_of_its_
     assert go(fence, core.Due([2])) == core.AddPartitions(ProducerId(7, 6), [2])
 
 
+def test_faults_b3_of_a_transaction_that_can_not_begin_only_those_without_a_marker_are_kept():
+    fence = fenced(Fence(has_members=False), ended=None)
+    assert go(fence, RENEWAL, core.Busy([1])) == core.InitProducer(ProducerId(7, 4))
+    assert go(fence, core.Given(ProducerId(7, 5)), core.Busy([1])) == core.AddPartitions(ProducerId(7, 5), [1])
+    assert go(fence, core.Busy([])) == core.Await()
+    assert go(fence, core.Due([2])) == core.AddPartitions(ProducerId(7, 5), [2])
+
+
 def test_below_transaction_version_2_a_renewal_begins_with_an_init_that_names_id_and_epoch():
     fence = fenced(Fence(has_members=False), ended=None)
     assert go(fence, core.Due([2])) == core.AddPartitions(ProducerId(7, 4), [2]), "it takes the epoch as it stands"
@@ -192,6 +200,7 @@ def events_of(kind):
         core.Ended: [core.Ended(None), core.Ended(ProducerId(7, 3)), core.Ended(ProducerId(8, 1))],
         core.FenceRefused: [core.FenceRefused("refused")],
         core.NotAllowed: [core.NotAllowed("not allowed")],
+        core.Busy: [core.Busy(())],
         core.MembersAnswered: [core.MembersAnswered(is_newest=True), core.MembersAnswered(is_newest=False)],
     }[kind]
 
@@ -233,7 +242,13 @@ def step(world, event):
     has_given = before.producer != NO_PRODUCER or fence.producer != NO_PRODUCER
     allowed = event == core.MembersAnswered(is_newest=True)
     may_be_unnamed = (world.may_be_unnamed and not has_given) or allowed
-    listed = event.partitions if isinstance(event, core.Due) else () if isinstance(event, core.Begun) else world.listed
+    listed = (
+        event.partitions
+        if isinstance(event, core.Due | core.Busy)
+        else ()
+        if isinstance(event, core.Begun)
+        else world.listed
+    )
     if isinstance(effect, core.InitProducer) and effect.named == NO_PRODUCER:
         assert world.may_be_unnamed or allowed
     if isinstance(effect, core.AddPartitions):

@@ -1,6 +1,8 @@
 """Sessions of a node, by the statements of the contract: requests and refusals, credit, ends, slots, restarts."""
 
 import asyncio
+import errno
+import os
 import struct
 import threading
 from dataclasses import replace
@@ -9,6 +11,7 @@ from itertools import islice
 import pytest
 
 from pushrep.log import LogConfig
+from pushrep.log.reader import LogSlices
 from pushrep.records import BatchHeader
 from pushrep.replay import (
     TO_END,
@@ -260,6 +263,21 @@ def test_following_is_told_of_appends_as_they_come_without_gap_or_duplicate(clie
     got = offsets(islice(replay, 310))
     writer.join()
     assert got == list(range(90, 400))
+
+
+def test_a_moment_without_descriptors_ends_no_session(client, leader, monkeypatch):
+    """faults B6: a log that can't be read for a shortage is looked at again, and nothing is left out."""
+    left, read = iter(range(20)), LogSlices.read
+
+    def read_after_a_while(*arguments):
+        if next(left, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(*arguments)
+
+    monkeypatch.setattr(LogSlices, "read", read_after_a_while)
+    replay = client.replay(ReplayRequest("orders-0"))
+    assert offsets(take(replay, 100)) == list(range(100))
+    assert next(left, None) is None
 
 
 @pytest.mark.parametrize(("bound", "reaches"), [("stable", 100), ("high_watermark", 100), ("written", 107)])
