@@ -41,7 +41,7 @@ from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log
 from pushrep.log.errors import NotALog
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.outbox.control import NobodyAnswers, ask
-from pushrep.outbox.status import closed_status
+from pushrep.outbox.status import HELD, closed_status
 from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.connecting import ReplicaClient
@@ -58,8 +58,8 @@ from pushrep.wire.error_codes import ErrorCode
 VERSION = 1
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 3
 _REACH_MS = 5_000
+_ask = partial(ask, timeout_s=_REACH_MS / 1000)
 _PARTITIONS_AT_ONCE = 1000
-_HELD = "held by a process that does not answer"
 _PARTLY = "this identity may not list every outbox there, so its problems are not known"
 
 
@@ -80,7 +80,7 @@ def status(
       pushrep status workers --json --partitions
 
     Without an argument it shows the working directory. Exit code 0: no problem; 1: a problem; 3: a place can't be read
-    or reached, or it does not tell this identity all.
+    or reached, its process does not answer within five seconds, or it does not tell this identity all.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     found = [one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)]
     if as_json:
@@ -88,7 +88,7 @@ def status(
     else:
         for number, one in enumerate(found):
             say(*[""][:number], *status_lines(one, width()))
-    if any(one["kind"] == "unknown" or one.get("why") == _PARTLY for one in found):
+    if any(one["kind"] == "unknown" or one.get("state") == HELD or one.get("why") == _PARTLY for one in found):
         click.get_current_context().exit(EXIT_UNKNOWN)
     if any(one["problems"] for one in found):
         click.get_current_context().exit(EXIT_PROBLEM)
@@ -126,14 +126,14 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
     if not (path / REPLICA_EPOCH_NAME).exists():
         return PlaceStatus(kind="logs", state="at rest", directory=str(path.resolve()), logs=_logs(path)).as_dict()
     try:
-        node: dict[str, Any] = ask(path, "status")
+        node: dict[str, Any] = _ask(path, "status")
     except NobodyAnswers as error:
         writer = lock_holder(path)
         copies = [one for one in sorted(path.iterdir()) if _is_id(one.name)]
         held = Problem("not_answering", "node", f"process {writer} runs it: {error}")
         return PlaceStatus(
             kind="node",
-            state="closed" if writer is None else _HELD,
+            state="closed" if writer is None else HELD,
             address=next(filter(None, map(_named_address, copies)), ""),
             pid=writer,
             directory=str(path.resolve()),
@@ -145,9 +145,9 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
 
 def _outbox(path: Path, *, with_partitions: bool) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = ask(path, "status")
+        found: dict[str, Any] = _ask(path, "status")
         for first in range(0, found["partitions"] if with_partitions else 0, _PARTITIONS_AT_ONCE):
-            found["parts"] += ask(path, "status", {"first": first, "count": _PARTITIONS_AT_ONCE})["parts"]
+            found["parts"] += _ask(path, "status", {"first": first, "count": _PARTITIONS_AT_ONCE})["parts"]
     except NobodyAnswers as error:
         found = closed_status(path, error.why).as_dict()
         if not with_partitions:

@@ -13,16 +13,19 @@ because every filtering reader has seen later ones of its pair and would drop it
 """
 
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic, ShippingError
 from pushrep.kafka.progress import Skip
-from pushrep.log import SegmentLog
+from pushrep.log import CorruptBatch, LogDamaged, LogReader, SegmentLog
 from pushrep.log.directory_files import log_name
 from pushrep.records import BatchHeader, Record, RecordBatch, encode_batch
+
+_LOG = logging.getLogger("pushrep.kafka")
 
 HEADER = "parked"
 IN_A_ROW_MAX, AN_HOUR_MAX = 10, 100
@@ -57,7 +60,7 @@ class ParkingLog:
         self._append_entry: AppendEntry | None = None
         self._may_append = threading.Event()
         self._writing = threading.Lock()
-        self._parked = parked_in(log.records(log.log_start_offset))
+        self._parked = parked_in(log)
 
     def append_by(self, append: AppendEntry) -> None:
         """Append entries by `append` from now on; it returns the offset once the entry is acknowledged. Until then, as
@@ -126,16 +129,23 @@ class ParkingLog:
         return number
 
 
+def _readable(log: "SegmentLog | LogReader") -> Iterator[Record]:
+    try:
+        yield from log.records(log.log_start_offset)
+    except (CorruptBatch, LogDamaged) as error:  # it stops what has to be parked, and no opening
+        _LOG.error("what is parked behind it is not known: %s", error)
+
+
 def parking_name(topic: str, partitions: int) -> str:
     """The directory of the parking log of an outbox."""
     return log_name(f"{topic}.parked", partitions)
 
 
-def parked_in(records: Iterable[Record]) -> dict[int, ParkedRecord]:
-    """The parked records in a parking log, by their offset in it."""
+def parked_in(log: "SegmentLog | LogReader") -> dict[int, ParkedRecord]:
+    """The parked records in a parking log, by their offset in it; of a damaged one those before the damage."""
     found: dict[int, ParkedRecord] = {}
     places = set()
-    for record in records:
+    for record in _readable(log):
         fields = json.loads(dict(record.headers)[HEADER] or b"{}")
         done = fields.get("done")
         if done in found:

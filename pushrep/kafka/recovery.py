@@ -344,9 +344,7 @@ class ShippingRecovery:
         self._state.set_trouble(str(why) if is_short else None, ("log", source.partition))
         if is_short:
             return
-        if source.stopped != str(why):
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, why)
-        source.stop(str(why), now_ms, source.match_at_ms)
+        source.stop(why, now_ms, source.match_at_ms)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""

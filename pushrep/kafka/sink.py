@@ -106,7 +106,8 @@ class KafkaSink:
         if progress.rebase:
             how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
             raise ShippingError(f"a rebase was interrupted, and nothing is shipped before it has run to its end: {how}")
-        self._written = progress
+        self._written = self._all_progress.get(self.topic)
+        self._is_first = self._written is None
         if shipped.parking is not None:  # what was parked last may not be in the file yet
             progress = progress.skipping(shipped.parking.skips(self.topic))
         servers = destination.bootstrap_servers
@@ -134,12 +135,19 @@ class KafkaSink:
         Raises DestinationRefused, TopicMissing, AnotherCluster, OutboxDiverged, DestinationAhead, TopicLostRecords, if
         it is known by then.
         """
+        if self._is_first:  # who finds the directory after a crash knows then that its records are to be shipped
+            try:
+                self._checkpoint()
+            except OSError as error:
+                self._warn_unwritten(error)
         self._thread.start()
         self._started.wait(timeout_s)
         if (refusal := self.state.refusal) is not None and not (
             despite_divergence and isinstance(refusal, OutboxDiverged)
         ):
             self.close()
+            if self._is_first:  # the name may be a mistake
+                self._remove(self.topic)
             raise refusal
 
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
@@ -179,6 +187,9 @@ class KafkaSink:
     def forget(self, topic: str) -> None:
         """Remove another destination from the file. Raises OSError."""
         assert topic != self.topic, "what is shipped to is not forgotten"
+        self._remove(topic)
+
+    def _remove(self, topic: str) -> None:
         with self._writing:
             kept = {name: progress for name, progress in self._all_progress.items() if name != topic}
             write_progress(self._config.filesystem, self._config.directory, kept)
@@ -369,7 +380,11 @@ class KafkaSink:
             try:
                 await in_thread(partial(self._checkpoint, self.state.current()))
             except OSError as error:
-                _LOG.warning("progress could not be written down, and is tried again: %s", error)
+                self._warn_unwritten(error)
+
+    @staticmethod
+    def _warn_unwritten(error: OSError) -> None:
+        _LOG.warning("progress could not be written down, and is tried again: %s", error)
 
     def _checkpoint(self, progress: ShippingProgress | None = None) -> None:
         with self._writing:

@@ -428,7 +428,8 @@ class SinkSession:
                 park = partial(self._park, parking, source.log, error, now_ms)
                 source.parking = ask_in_background(park, "pushrep-kafka-parking")
                 return
-            error = ShippingError(f"not parked: {why_not}. {error}")
+            refused, error = error, ShippingError(f"not parked: {why_not}. {error}")
+            error.__cause__ = refused
         self._stop_source(source, error)
 
     def _park(self, parking: ParkingLog, log: SegmentLog, error: RefusedByTopic, now_ms: int) -> None:
@@ -454,14 +455,12 @@ class SinkSession:
 
     def _stop_source(self, source: ShippedPartition, error: Exception) -> None:
         """Stop a log partition until it is tried again; for a shortage let it only wait a moment."""
-        reason, now_ms = str(error), self._clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         if is_shortage(error) or (error.__cause__ is not None and is_shortage(error.__cause__)):
             source.stopped_until_ms = now_ms + SHORTAGE_RETRY_MS
-            self._state.set_trouble(reason, ("log", source.partition))
+            self._state.set_trouble(str(error), ("log", source.partition))
             return
-        if source.stopped != reason:
-            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.stopped_at, reason)
-        source.stop(reason, now_ms, now_ms + STOPPED_RETRY_MS)
+        source.stop(error, now_ms, now_ms + STOPPED_RETRY_MS)
         self._recovery.look_again()
         self._state.moved()
 

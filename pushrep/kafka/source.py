@@ -21,6 +21,7 @@ from os import preadv
 import numpy as np
 
 from pushrep.election.leader import AppendTimes
+from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.pipeline import BatchPiece, SentBatch, pieces_of
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
 from pushrep.log import CorruptBatch, LogDamaged, SegmentLog
@@ -116,13 +117,13 @@ class ShippedPartition:
     """A log partition that is shipped, and how far; see the module's docstring.
 
     acknowledged: all records below it are in the topic, or skipped. stopped: why it can't be shipped until it is tried
-    again; None: it is shipped. is_new: nothing was ever shipped under the outbox's PIDs. newest: the last record that
-    the topic is known to hold. is_matching: whether it waits until the topic's content is known, and
-    match_at_ms: when that is looked for again; None: it was, or is now. is_doubtful: whether
-    `prove` has to check that the log is still the one that was shipped. append_times: when records below `noted_end`
-    were appended. alone: the records that were refused in a batch; while one of them is in flight, no other record of
-    the log is. parking: one of them is on its way to the parking log, also after its session. parked_in_a_row: how
-    many were parked since the topic last took one.
+    again; None: it is shipped. is_refused: it goes on, too, once the record where it stopped is given up. is_new:
+    nothing was ever shipped under the outbox's PIDs. newest: the last record that the topic is known to hold.
+    is_matching: whether it waits until the topic's content is known, and match_at_ms: when that is looked for again;
+    None: it was, or is now. is_doubtful: whether `prove` has to check that the log is still the one that was shipped.
+    append_times: when records below `noted_end` were appended. alone: the records that were refused in a batch; while
+    one of them is in flight, no other record of the log is. parking: one of them is on its way to the parking log, also
+    after its session. parked_in_a_row: how many were parked since the topic last took one.
     """
 
     is_new = False
@@ -139,6 +140,7 @@ class ShippedPartition:
         self.parking: Future[None] | None = None
         self.parked_in_a_row = 0
         self.stopped: str | None = None
+        self.is_refused = False
         self.stopped_since_ms = self.stopped_until_ms = 0
         self.match_at_ms: int | None = None
         self.next_offset = acknowledged
@@ -195,11 +197,14 @@ class ShippedPartition:
         """Forget the end of the Kafka partition, because the next record goes to another one."""
         self.destination_offset, self.newest = -1, None
 
-    def stop(self, reason: str, now_ms: int, until_ms: int) -> None:
-        """Stop with this reason; shipping is tried again at `until_ms`."""
+    def stop(self, why: Exception, now_ms: int, until_ms: int) -> None:
+        """Stop for this reason; shipping is tried again at `until_ms`."""
         if self.stopped is None:
             self.stopped_since_ms = now_ms
-        self.stopped, self.stopped_until_ms = reason, until_ms
+        if self.stopped != str(why):
+            _LOG.error("partition %d is stopped at offset %d: %s", self.partition, self.stopped_at, why)
+        self.stopped, self.stopped_until_ms = str(why), until_ms
+        self.is_refused = RefusedByTopic in {type(why), type(why.__cause__)}
 
     @property
     def stopped_at(self) -> int:

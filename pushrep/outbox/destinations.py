@@ -131,7 +131,7 @@ def parked_records(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) ->
     if not filesystem.exists(path):
         return []
     with SegmentLog.open_reader(path) as log:
-        return [one for one in parked_in(log.records(log.log_start_offset)).values() if not one.is_done]
+        return [one for one in parked_in(log).values() if not one.is_done]
 
 
 class Unshipped(NamedTuple):

@@ -5,6 +5,7 @@ closed_status(directory) ─▶ ClosedOutbox  its files, while no process that a
 """
 
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import PushrepError
+from pushrep.kafka.parking import parking_name
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, read_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_name, parse_log_name, slot_directories
@@ -28,6 +30,7 @@ from pushrep.log.scrub import ScrubStatus
 from pushrep.log.segment_log import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
+from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
@@ -51,6 +54,9 @@ PAUSE_MS = 5_000
 """Appends that are refused, or wait, for less than this are no reason to send requests elsewhere: members come back."""
 _ASK_S = 0.5
 """So long a worker waits for another one's answer: a probe waits for a second."""
+HELD = "held by a process that does not answer"
+"""The state of what a process has open that hangs, or is another user's."""
+_PARKING = "parking log", Blocks.SHIPPING
 TRIED_AGAIN_MS = 60_000
 """A log that refused its last append for its disk's sake is worth a request again after this time."""
 
@@ -67,6 +73,9 @@ class LeadingState(Enum):
     """Another member leads, or may: this one gave the lead up."""
     FAILED = "failed"
     """It can't lead; open it again."""
+
+
+_InLog = TypeVar("_InLog", "LateRecords", "StoppedLog")
 
 
 class Facts(NamedTuple):
@@ -118,12 +127,16 @@ class MemberStatus:
 
 
 class StoppedPartition(NamedTuple):
-    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts; since_ms: wall clock."""
+    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts; since_ms: wall clock.
+
+    is_refused: whether it goes on once the record there is given up.
+    """
 
     partition: int
     offset: int
     why: str
     since_ms: int
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +184,9 @@ class DestinationStatus:
         for one in self.stopped:
             subject = f"partition {one.partition} to topic {self.topic}"
             why = f"stopped at offset {one.offset}: {one.why}"
-            yield Problem("shipping_stopped", subject, why, one.since_ms)
+            record = f"{one.offset} --partition {one.partition} --topic {self.topic}"
+            command = "" if one.is_refused else "pushrep status {at} --partitions"
+            yield Problem("shipping_stopped", subject, why, one.since_ms, argument=record, command=command)
         if self.parked:
             why = f"it refused {self.parked} records, which are parked"
             yield Problem("records_parked", f"topic {self.topic}", why, self.parked_since_ms)
@@ -254,6 +269,8 @@ class ClosedOutbox(Status):
     def find_problems(self) -> Iterator[Problem]:
         if self.pid is not None:
             yield Problem("not_answering", "outbox", f"process {self.pid} has it open: {self.why}")
+        for one in self.destinations:
+            yield from one.find_problems()
         yield from self.slot_problems()
 
     def slot_problems(self) -> Iterator[Problem]:
@@ -336,7 +353,7 @@ class OutboxStatus(ClosedOutbox):
         """Its logs, together."""
         return (LogsStatus(self.outbox_id, self.topic, self.disk, self.scrub, self.recovery, self.syncs),)
 
-    def find_problems(self) -> Iterator[Problem]:
+    def _append_problems(self) -> Iterator[Problem]:
         refuses = self.state in {LeadingState.RESIGNED, LeadingState.FAILED}
         if refuses or (self.state is LeadingState.LOOKING and self.acks == "ALL"):
             why = f"{self.state.value}{f': {self.why}' if self.why else ''}"
@@ -345,14 +362,20 @@ class OutboxStatus(ClosedOutbox):
             needed = f"{self.min_insync_replicas} in-sync members are needed, {self.in_sync_min} are there"
             subject = f"{self.under_min_insync} of {self.partitions} partitions"
             yield Problem("under_min_insync", subject, needed, self.refused_ms)
-        elif self.late:
-            oldest = min(self.late, key=lambda one: one.since_ms)
-            why = f"records wait for {oldest.waits_for}"
-            yield Problem("not_acknowledged", _of(self.late, self.partitions), why, oldest.since_ms)
+        else:
+            for subject, blocks, late in self._by_log(self.late):
+                oldest = min(late, key=lambda one: one.since_ms)
+                why = f"records wait for {oldest.waits_for}"
+                yield Problem("not_acknowledged", subject, why, oldest.since_ms, blocks)
+
+    def find_problems(self) -> Iterator[Problem]:
+        yield from self._append_problems()
         for partition, since_ms in zip(self.damaged, self.damaged_since_ms, strict=True):
             why = "its log lost records that were on disk"
-            log = f" {log_name(self.topic, partition)}"
-            yield Problem("damaged", f"partition {partition}", why, since_ms, argument=log)
+            is_own = partition < self.partitions
+            name = log_name(self.topic, partition) if is_own else parking_name(self.topic, self.partitions)
+            subject, blocks = (f"partition {partition}", None) if is_own else _PARKING
+            yield Problem("damaged", subject, why, since_ms, blocks, f" {name}")
         for one in self.destinations:
             yield from one.find_problems()
         for member in self.members:
@@ -361,9 +384,17 @@ class OutboxStatus(ClosedOutbox):
                 yield Problem("replica_away", subject, member.trouble, member.trouble_since_ms)
         if self.disk.level is not DiskLevel.FULL:  # else that is why
             for why in {one.why: one for one in self.stopped}:
-                logs = [one for one in self.stopped if one.why == why]
-                yield Problem("log_stopped", _of(logs, self.partitions), why, min(one.since_ms for one in logs))
+                for subject, blocks, logs in self._by_log([one for one in self.stopped if one.why == why]):
+                    yield Problem("log_stopped", subject, why, min(one.since_ms for one in logs), blocks)
         yield from logs_problems(self.outboxes)
+
+    def _by_log(self, found: "Sequence[_InLog]") -> "Iterator[tuple[str, Blocks | None, list[_InLog]]]":
+        """Those of the partitions, and those of the parking log, to which only shipping appends."""
+        if own := [one for one in found if one.partition < self.partitions]:
+            subject = f"{len(own)} of {self.partitions} partitions"
+            yield f"partition {own[0].partition}" if len(own) == 1 else subject, None, own
+        if len(own) < len(found):
+            yield *_PARKING, [one for one in found if one.partition >= self.partitions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,13 +423,14 @@ class WorkersStatus(Status):
         return self.worker
 
     def find_problems(self) -> Iterator[Problem]:
-        own = Path(self.worker.directory).name
-        for one in self.worker.problems():
-            yield one._replace(subject=f"{own}, {one.subject}")
-        for path, other in self.others.items():
-            for told in other["problems"]:
+        here = Path(self.worker.directory)
+        own = [one.as_dict(shlex.quote(str(here))) for one in self.worker.problems()]
+        for path, problems in [(here, own), *((path, other["problems"]) for path, other in self.others.items())]:
+            for told in problems:
                 subject = told["subject"] if told["subject"] == path.name else f"{path.name}, {told['subject']}"
-                yield Problem(told["problem"], subject, told["why"], told["since_ms"], Blocks(told["blocks"]))
+                command = told["command"].replace("{", "{{").replace("}", "}}")
+                why, since_ms, blocks = told["why"], told["since_ms"], Blocks(told["blocks"])
+                yield Problem(told["problem"], subject, why, since_ms, blocks, command=command)
 
     def elsewhere(self) -> Iterator[Sample]:
         """See `Status`; of a slot whose worker does not answer only its problems."""
@@ -436,10 +468,6 @@ class LateRecords(NamedTuple):
     partition: int
     since_ms: int
     waits_for: str
-
-
-def _of(parts: "Sequence[LateRecords | StoppedLog]", count: int) -> str:
-    return f"partition {parts[0].partition}" if len(parts) == 1 else f"{len(parts)} of {count} partitions"
 
 
 class SessionStatus(NamedTuple):
@@ -492,11 +520,11 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
     state, why = leading_state(facts)
     led = led_of(facts)
     grant = facts.replication.grant if facts.replication is not None else None
-    in_sync = [len(one.leader.in_sync) for one in led.values()]
+    in_own = [one.leader for number, one in led.items() if number < identity.partitions]
     leading = facts.replication.leading if facts.replication is not None else None
     shared, now_ms = logs_status(identity.outbox_id, logs), time.time_ns() // 1_000_000
     refused_ms = [ms for one in _replicas_of(facts) if (ms := one.refused_ms()) is not None]
-    damaged = tuple(log.partition for log in logs if log.damaged_from is not None)
+    damaged = [one for one in facts.appenders if one.log.damaged_from is not None]
     own = facts.appenders[: identity.partitions]  # without that of the parking log, to which no request appends
     return OutboxStatus(
         directory=str(facts.directory),
@@ -518,18 +546,18 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         hold=hold_of(grant, now_ms),
         takeover=None if grant is None else grant.takeover,
         min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
-        in_sync_min=min(in_sync, default=1),
-        under_min_insync=sum(not one.leader.may_append_all for one in led.values()),
+        in_sync_min=min((len(one.in_sync) for one in in_own), default=1),
+        under_min_insync=sum(not one.may_append_all for one in in_own),
         log_end_offsets=sum(log.log_end_offset for log in logs),
         flushed_offsets=sum(log.flushed_offset for log in logs),
         high_watermarks=sum(log.high_watermark for log in logs),
         members=_members(facts, led),
         destinations=tuple(_destinations(facts.shipping)),
-        damaged=damaged,
-        damaged_since_ms=tuple(one.opened_ms for one in facts.appenders if one.partition in damaged),
+        damaged=tuple(one.partition for one in damaged),
+        damaged_since_ms=tuple(one.opened_ms for one in damaged),
         stopped=tuple(one.stopped for one in facts.appenders if one.stopped is not None),
         takes_appends=shared.disk.level is not DiskLevel.FULL
-        and any(one.partition not in damaged and _takes_appends(facts, one, now_ms) for one in own),
+        and any(one not in damaged and _takes_appends(facts, one, now_ms) for one in own),
         refused_ms=now_ms - max(refused_ms) if refused_ms else None,
         late=tuple(_late(facts, now_ms)),
         disk=shared.disk,
@@ -567,7 +595,7 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
                     leader_epoch=one.leader_epoch,
                 )
             )
-    writer = lock_holder(directory)
+    writer, parked = lock_holder(directory), parked_records(directory)
     return ClosedOutbox(
         directory=str(directory.resolve()),
         pid=writer,
@@ -575,7 +603,7 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
         producer=identity.producer,
         topic=identity.topic,
         partitions=identity.partitions,
-        state="closed" if writer is None else "held by a process that does not answer",
+        state="closed" if writer is None else HELD,
         why=why,
         member=identity.member,
         epoch=max((one.leader_epoch for one in parts), default=-1),
@@ -595,6 +623,8 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
                     max(0, one.log_end_offset - (known[one.partition].acknowledged if one.partition in known else 0))
                     for one in parts
                 ),
+                parked=sum(one.topic == topic for one in parked),
+                parked_since_ms=min((one.at_ms for one in parked if one.topic == topic), default=None),
             )
             for topic, known in _progress_of(directory).items()
         ),
@@ -711,7 +741,13 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         size_bytes=lag.size_bytes,
         age_ms=lag.age_ms or 0,
         stopped=tuple(
-            StoppedPartition(one.partition, one.offset, one.reason, now_ms - sink.state.stopped_ms(one.partition))
+            StoppedPartition(
+                one.partition,
+                one.offset,
+                one.reason,
+                now_ms - sink.state.stopped_ms(one.partition),
+                sink.state.sources[one.partition].is_refused,
+            )
             for one in lag.stopped
         ),
         trouble=lag.trouble,

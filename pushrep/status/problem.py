@@ -99,7 +99,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             Blocks.SHIPPING,
             "A partition is not shipped, for example because the topic refuses a record.",
             "Let the topic accept the record, or skip it.",
-            "pushrep outbox skip --help",
+            "pushrep outbox skip {argument} --directory {at} --reason WHY",
         ),
         "slot_waits": ProblemKind(
             Blocks.SHIPPING,
@@ -159,7 +159,8 @@ class Problem(NamedTuple):
     """One problem.
 
     name: in PROBLEMS. subject: what has it, for example `partition 3` or `topic orders`. why: a sentence. since_ms:
-    Unix time, None: unknown. blocks: None: as in PROBLEMS. argument: for its command.
+    Unix time, None: unknown. blocks: None: as in PROBLEMS. argument: for its command. command: another one than in
+    PROBLEMS, which may name `{at}`.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Problem(NamedTuple):
     since_ms: int | None = None
     blocks: Blocks | None = None
     argument: str = ""
+    command: str = ""
 
     @property
     def blocked(self) -> Blocks:
@@ -189,7 +191,7 @@ class Problem(NamedTuple):
             "since_ms": self.since_ms,
             "blocks": self.blocked.value,
             "advice": kind.advice,
-            "command": kind.command.format(at=at, argument=self.argument),
+            "command": (self.command or kind.command).format(at=at, argument=self.argument),
         }
 
 

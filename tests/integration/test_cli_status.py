@@ -3,18 +3,23 @@
 import json
 import os
 import shlex
+import signal
 import sys
 from uuid import UUID
 
 import pytest
 
-from pushrep import Acks, Outbox, ReplayClient, ReplayRequest
+from pushrep import Acks, Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli import status as cli_status
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
+from pushrep.kafka import KafkaDestination, TopicMissing
+from pushrep.kafka.answers import Code
+from pushrep.kafka.errors import RefusedByTopic
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, read_progress, write_progress
 from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.outbox.status import DestinationStatus, StoppedPartition
 from pushrep.replay import FOLLOW
 from pushrep.replicate import replica_node
 from pushrep.status import PROBLEMS, Problem
@@ -181,7 +186,7 @@ def test_each_problems_command_runs_as_it_is_printed(tmp_path, name, world, capf
         for at, argument in printed:
             command = Problem(name, "it", "so", argument=argument).as_dict(shlex.quote(str(at)))["command"]
             program, *arguments = shlex.split(command)
-            arguments += ["--help"] if "HOST" in command else []  # it is run where nobody has the outbox open
+            arguments += ["--help"] if "HOST" in command or "skip" in command else []  # of a place that is none here
             assert (program, run(arguments)) == ("pushrep", 0), capfd.readouterr().err
 
 
@@ -231,6 +236,69 @@ def test_damage_that_an_opening_met_is_a_problem_with_its_time_and_its_log(tmp_p
         (problem,) = found["problems"]
         assert problem["since_ms"] > 0
         assert problem["command"] == f"pushrep log verify {outbox.directory} orders-0"
+
+
+HOLDS = """
+import os, sys
+from pushrep import KafkaDestination, Outbox, OutboxConfig
+given = {"kafka": KafkaDestination(bootstrap_servers="127.0.0.1:1"), "config": OutboxConfig(open_timeout_s=0.0)}
+outbox = Outbox.open_slot(sys.argv[1], "orders", 1, "p", **given)
+outbox.append(0, b"left").result(60)
+print("open", flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_a_process_that_hangs_is_named_soon_and_what_it_leaves_when_it_dies_at_once_waits(tmp_path, look):
+    """faults S1, B8: 3 is "could not tell"; a slot is shipped, or named, also if no topic was reached before."""
+    slot = tmp_path / "workers" / "slot-0"
+    with PythonProgram("-c", HOLDS, slot.parent, has_input=True) as program:
+        try:
+            assert program.stdout.readline() == "open\n"
+            program.send_signal(signal.SIGSTOP)
+            code, (found,) = look(slot)
+            assert (code, words(found)) == (3, ["not_answering"])
+            assert "no answer within 5.0 s" in found["problems"][0]["why"]
+        finally:
+            program.kill()
+    for path in [slot, *slot.rglob("*")]:
+        os.utime(path, (0, 60))
+    code, (found,) = look(slot)
+    assert (code, words(found)) == (1, ["slot_waits"])
+    assert "1 records are not shipped to topic orders" in found["problems"][0]["why"]
+
+
+def test_a_destination_that_is_refused_at_once_is_not_remembered(tmp_path, monkeypatch):
+    """A mistyped topic would hold the logs' records until it is given up."""
+
+    def missing(_destination, topic):
+        raise TopicMissing(topic)
+
+    monkeypatch.setattr("pushrep.kafka.sink.look_at_topic", missing)
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+    with pytest.raises(TopicMissing):
+        Outbox.open(tmp_path / "o", "orders", 1, "p", kafka=KafkaDestination(bootstrap_servers="127.0.0.1:1"))
+    assert read_progress(REAL_FILESYSTEM, tmp_path / "o") == {}
+
+
+def test_parked_records_are_told_of_a_closed_outbox_and_a_refused_one_with_its_command(tmp_path, look):
+    kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park")
+    with Outbox.open(tmp_path / "o", "orders", 1, "p", kafka=kafka, config=OutboxConfig(open_timeout_s=0.0)) as outbox:
+        outbox.append_many(0, [b"a", b"b"]).result(WAIT_S)
+        (record,) = outbox.log(0).records(0, 1)
+        refused = RefusedByTopic("orders", 0, 0, directory=outbox.directory, code=Code.INVALID_RECORD, why="no")
+        outbox.facts.shipping.parking.park(record, refused, 1_000)
+    code, (found,) = look(tmp_path / "o")
+    assert (code, words(found)) == (1, ["records_parked"])
+    assert (found["problems"][0]["since_ms"], found["destinations"][0]["parked"]) == (1_000, 1)
+    stopped = [StoppedPartition(0, 7, "too large", 1, is_refused=True), StoppedPartition(1, 9, "no right", 1)]
+    told = DestinationStatus(name="kafka:orders", topic="orders", records=1, stopped=tuple(stopped)).find_problems()
+    assert [one.as_dict("o")["command"] for one in told] == [
+        "pushrep outbox skip 7 --partition 0 --topic orders --directory o --reason WHY",
+        "pushrep status o --partitions",
+    ]
 
 
 def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):

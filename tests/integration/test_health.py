@@ -19,7 +19,9 @@ from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
+from pushrep.kafka.answers import Code
 from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.outbox import DeliveryFailed
 from pushrep.outbox import status as outbox_status
@@ -195,6 +197,48 @@ def test_a_parking_log_that_takes_entries_makes_no_service_ready(tmp_path, free_
             outbox.append(0, b"lost").result(WAIT_S)
         assert ready(url)[0] == 503
         disk.fails.clear()
+
+
+def test_a_parking_log_that_stopped_or_is_damaged_blocks_shipping_and_no_opening(tmp_path):
+    """faults S1: what it blocks is said truly: requests append to the partitions, and only shipping to this one."""
+    disk = BadLogs()
+
+    def opened(**more):
+        kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park")
+        config = OutboxConfig(open_timeout_s=0.1)
+        return Outbox.open(tmp_path / "o", "orders", 2, "billing", kafka=kafka, filesystem=disk, config=config)
+
+    def told(outbox):
+        found = [one for one in look_at(str(outbox.directory))[0]["problems"] if one["problem"] != "kafka_away"]
+        return [(one["problem"], one["subject"], one["blocks"], one["command"]) for one in found]
+
+    def park(outbox, offset):
+        (record,) = outbox.log(0).records(offset, offset + 1)
+        refused = RefusedByTopic("orders", 0, offset, directory=outbox.directory, code=Code.INVALID_RECORD, why="no")
+        outbox.facts.shipping.parking.park(record, refused, 1_000)
+
+    with opened() as outbox:
+        outbox.append_many(0, [b"a", b"b"]).result(WAIT_S)
+        park(outbox, 0)
+        disk.fails["orders.parked-2", "sync"] = errno.EIO
+        with pytest.raises(DeliveryFailed, match="the disk is gone"):
+            park(outbox, 1)
+        at = outbox.directory
+        stopped = ("log_stopped", "parking log", "shipping", f"pushrep status {at} --partitions")
+        parked = ("records_parked", "topic orders", "nothing", f"pushrep outbox parked list --directory {at}")
+        assert told(outbox) == [stopped, parked]
+        assert outbox.status().is_ready
+        disk.fails.clear()
+    segment = tmp_path / "o" / "orders.parked-2" / f"{0:020d}.log"
+    data = bytearray(segment.read_bytes())
+    data[80] ^= 1
+    segment.write_bytes(data)
+    (tmp_path / "o" / ".pushrep_cleanshutdown").unlink()
+    with opened() as outbox:
+        outbox.append(1, b"goes on").result(WAIT_S)
+        damaged = ("damaged", "parking log", "shipping", f"pushrep log verify {outbox.directory} orders.parked-2")
+        assert damaged in told(outbox)
+        assert outbox.status().is_ready
 
 
 def test_a_log_that_refuses_an_append_is_a_problem_until_it_takes_one(tmp_path, free_port, monkeypatch):

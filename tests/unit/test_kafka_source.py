@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata, pack_keys
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, ShippingStopped, ShippingTimeout
+from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, ShippingError, ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import EpochPartitions, OffsetRanges, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, whole_batches
 from pushrep.kafka.sink_state import FENCE, SinkState
@@ -493,7 +493,7 @@ def test_waiting_tells_what_stands_in_the_way(log):
     assert (lag.records, lag.stopped, lag.trouble) == (2, (), "no broker answers")
     assert lag.size_bytes > 0
     assert lag.age_ms > 0
-    shipped.sources[0].stop("too large", 0, 0)
+    shipped.sources[0].stop(ShippingError("too large"), 0, 0)
     with pytest.raises(ShippingStopped, match="offset 0: too large"):
         shipped.wait({0: 2}, None, None)
     shipped.sources[0].on_acknowledged(2, 0, 2)
