@@ -38,6 +38,7 @@ from filtering.consumers.confluent_client import (
     ask_brokers,
     fatal_errors,
     missing_right,
+    named_setting,
     naming_rights,
     topic_settings,
 )
@@ -109,6 +110,7 @@ _OF_ONE_RECORD = frozenset(
         KafkaError.INVALID_TIMESTAMP,
     }
 )
+_LIMITS = {KafkaError.MSG_SIZE_TOO_LARGE: "max.message.bytes", KafkaError.RECORD_LIST_TOO_LARGE: "segment.bytes"}
 _ALONE = {"batch.num.messages": 1}
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 _MAX_BLOCK_MS = 60_000  # as long as Kafka's own producer waits for memory
@@ -394,10 +396,24 @@ class SourcePartitionProducer:
             if error.code() in _OF_ONE_RECORD and not self._alone:
                 self._suspects.add(pending.metadata)
             elif error.code() in _FINAL:
-                self._in_flight.fail(pending, missing_right(error, "", self.topic, "WRITE") or _why(error, pending))
+                self._in_flight.fail(
+                    pending, missing_right(error, "", self.topic, "WRITE") or self._why(error, pending)
+                )
             if client is self._client:
                 self._plan_renewal()
         return done
+
+    def _why(self, error: KafkaError, pending: _Pending) -> KafkaException:
+        """The error with the setting that says so, if one does."""
+        said, setting = error.str(), _LIMITS.get(error.code())
+        if error.code() == KafkaError.INVALID_TIMESTAMP:
+            said += f": its timestamp is {pending.timestamp_ms} ms"
+            when = "before" if pending.timestamp_ms < 1000 * time.time() else "after"
+            setting = f"message.timestamp.{when}.max.ms"
+        if setting is None:
+            return KafkaException(error)
+        said += f"; the topic's limit is {named_setting(_shared(self._config), self.topic, setting)}"
+        return KafkaException(KafkaError(error.code(), said))
 
     def _plan_renewal(self) -> None:
         if self._renew_at_s is None:
@@ -451,12 +467,6 @@ class SourcePartitionProducer:
             raise
 
 
-def _why(error: KafkaError, pending: _Pending) -> KafkaException:
-    if error.code() != KafkaError.INVALID_TIMESTAMP:
-        return KafkaException(error)
-    return KafkaException(KafkaError(error.code(), f"{error.str()}: its timestamp is {pending.timestamp_ms} ms"))
-
-
 def _notify(
     reports: deque[_Report], client: Producer, pending: _Pending, error: KafkaError | None, message: Message
 ) -> None:
@@ -473,11 +483,14 @@ def _serve(client: Producer, timeout_s: float) -> None:
             raise
 
 
+def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What other clients than a producer take, too."""
+    return {name: value for name, value in config.items() if name not in REQUIRED}
+
+
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     """Ask the broker for the topic's cleanup.policy. Raises TopicUnfit, MissingRight, KafkaException."""
-    policy = topic_settings({name: value for name, value in config.items() if name not in REQUIRED}, topic)[
-        "cleanup.policy"
-    ]
+    policy = topic_settings(_shared(config), topic)["cleanup.policy"]
     if "compact" in policy:
         raise TopicUnfit(
             f"topic {topic!r} has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first "

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.commits import Stored, pack_marks, unpack_marks
 from filtering.consumers.group_member import CommittedOffset
@@ -30,6 +30,11 @@ from filtering.retry import TIMEOUT_S, Failure, ask, ask_in_background
 _Answer = TypeVar("_Answer")
 _LOG = logging.getLogger(__name__)
 _FULL_QUEUE_S = 0.05
+_SOON_S = 5.0
+_SET_BY = {
+    ConfigSource.DYNAMIC_TOPIC_CONFIG.value: "set for the topic",
+    ConfigSource.DEFAULT_CONFIG.value: "the default",
+}
 
 _CONNECTION = (
     # Addresses and sockets.
@@ -205,13 +210,30 @@ def ask_partitions(question: Callable[[float], list[TopicPartition] | None]) -> 
 
 def topic_settings(config: Mapping[str, Any], topic: str) -> dict[str, str]:
     """What a topic is set to, asked for 60 s. Raises MissingRight, KafkaException, TimeoutError."""
+    return {name: str(entry.value) for name, entry in _described(config, topic, TIMEOUT_S).items()}
+
+
+def named_setting(config: Mapping[str, Any], topic: str, name: str) -> str:
+    """A topic's setting with its value and who set it, for a message; its name alone if it can't be read within 5 s."""
+    try:
+        return f"{name}={value_and_origin(_described(config, topic, _SOON_S)[name])}"
+    except (KafkaException, MissingRight, TimeoutError, KeyError):
+        return name
+
+
+def value_and_origin(entry: Any) -> str:
+    """A setting's value, and who set it."""
+    return f"{entry.value} ({_SET_BY.get(entry.source, 'set for the brokers')})"
+
+
+def _described(config: Mapping[str, Any], topic: str, within_s: float) -> Mapping[str, Any]:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(dict(config))  # held until it has answered
     with naming_rights("", topic, "DESCRIBE_CONFIGS"):
         described: Mapping[str, Any] = ask_brokers(
-            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s), within_s
         )
-    return {name: str(entry.value) for name, entry in described.items()}
+    return described
 
 
 def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> tuple[int, int]:

@@ -5,6 +5,7 @@
 `--replay NAME=VALUE`         any setting of the replays that a node serves (ReplaySettings)
 `--no-copy-check`             do not check whether the directory is a copy of another
 `--config FILE`               a Kafka client's properties
+`--on-refused`                what happens at a record that a topic refuses
 `--cert`, `--key`, `--ca`     mutual TLS for connections to replicas: all three or none
 """
 
@@ -18,6 +19,7 @@ import click
 from pushrep.cli.common import parse_time_ms
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
+from pushrep.kafka import KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_name
 from pushrep.log.inspection import is_log, logs_at
@@ -79,6 +81,16 @@ client_properties_option = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A file of Kafka client properties, NAME=VALUE a line, with librdkafka's names: security.protocol=SASL_SSL.",
+)
+
+
+_ON_REFUSED = settings_of(KafkaDestination)["on_refused"]
+on_refused_option = click.option(
+    "--on-refused",
+    type=click.Choice(_ON_REFUSED.words),
+    default=str(_ON_REFUSED.default),
+    show_default=True,
+    help=f"{_ON_REFUSED.text[:1].upper()}{_ON_REFUSED.text[1:]}",
 )
 
 

@@ -28,7 +28,14 @@ import click
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.append import numbered_lines
 from pushrep.cli.common import log_at_least, parse_duration_s, show_json
-from pushrep.cli.options import client_properties_option, copy_check_option, log_options, time_ms_of, tls_options
+from pushrep.cli.options import (
+    client_properties_option,
+    copy_check_option,
+    log_options,
+    on_refused_option,
+    time_ms_of,
+    tls_options,
+)
 from pushrep.cli.progress import progress
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
@@ -106,6 +113,7 @@ def outbox() -> None:
     help="Kafka brokers: the leader ships its records to their topic TOPIC.  [default: ship nothing]",
 )
 @client_properties_option
+@on_refused_option
 @click.option(
     "--health",
     metavar="HOST:PORT",
@@ -116,7 +124,7 @@ def outbox() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, producer: str,
-    takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
+    takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None, on_refused: str,
     health: str | None, tls: MutualTls | None, log_config: LogConfig,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -134,7 +142,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
-    kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
+    kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config, on_refused)
     cert, key, ca = (None, None, None) if tls is None else map(str, tls.files)
     probed = None if health is None else HealthSettings(listen=health, cert=cert, key=key, ca=ca)
     settings = OutboxConfig(
@@ -695,6 +703,7 @@ def _who_can(member: GrantedMember) -> str:
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Kafka brokers to connect to first.")
 @click.option("--topic", help="The Kafka topic.  [default: the outbox's topic]")
 @client_properties_option
+@on_refused_option
 @click.option(
     "--timeout",
     "timeout_s",
@@ -704,8 +713,8 @@ def _who_can(member: GrantedMember) -> str:
 @copy_check_option
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
 def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
-    copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
+    directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, on_refused: str,
+    timeout_s: float | None, copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Ship the records of the outbox in DIRECTORY to its Kafka topic, until brokers have acknowledged all.
 
@@ -714,9 +723,10 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
 
     For an outbox that no service has open. It continues where the last shipping ended. If it is interrupted, run it
-    again. Exit code 1 if a broker refuses a record (the error has its offset), or after --timeout.
+    again. Exit code 1 if a broker refuses a record (the error has its offset, also if it was parked), or after
+    --timeout.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    destination = destination_by_options(bootstrap_servers, topic, config)
+    destination = destination_by_options(bootstrap_servers, topic, config, on_refused)
     places = outboxes_at(directory)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for place in places:

@@ -6,7 +6,7 @@ properties file has lines `name=value`, as kcat -F and librdkafka's tools read t
 
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,12 +167,14 @@ _FIELDS = {
 _LIBRDKAFKA = _FIELDS.keys() - {"sasl.mechanisms", "request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms"}
 
 
-def destination_of(bootstrap_servers: str, topic: str | None, file: Path | None) -> KafkaDestination:
+def destination_of(
+    bootstrap_servers: str, topic: str | None, file: Path | None, on_refused: str = "stop"
+) -> KafkaDestination:
     """The destination that a command line and a properties file (None: there is none) name.
 
     Raises BadArgument, which names the setting; values are not shown. OSError.
     """
-    return destination_by({**read_properties(file), _SERVERS: bootstrap_servers}, topic)
+    return replace(destination_by({**read_properties(file), _SERVERS: bootstrap_servers}, topic), on_refused=on_refused)
 
 
 def read_properties(file: Path | None) -> dict[str, str]:

@@ -16,12 +16,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic, ShippingError
 from pushrep.kafka.progress import Skip
-from pushrep.log import CorruptBatch, LogDamaged, LogReader, SegmentLog
+from pushrep.log import CorruptBatch, LogConfig, LogDamaged, LogReader, SegmentLog
+from pushrep.log.config import BATCH_BYTES_LIMIT
 from pushrep.log.directory_files import log_name
 from pushrep.records import BatchHeader, Record, RecordBatch, encode_batch
 
@@ -29,6 +31,9 @@ _LOG = logging.getLogger("pushrep.kafka")
 
 HEADER = "parked"
 IN_A_ROW_MAX, AN_HOUR_MAX = 10, 100
+_WORDS_MAX = 2_000
+_ROOM_BYTES = 6 * _WORDS_MAX + 2048  # JSON writes a character as six
+"""An entry is larger than its record by less than this."""
 _HOUR_MS = 3_600_000
 _OPENING_S = 60.0
 _ABOUT_ONE_RECORD = {Code.INVALID_TIMESTAMP, Code.INVALID_RECORD, Code.MESSAGE_TOO_LARGE}
@@ -97,7 +102,7 @@ class ParkingLog:
     def park(self, record: Record, error: RefusedByTopic, now_ms: int) -> None:
         """Keep the record, unless it is here; acknowledged and on disk when this returns. Raises as an append does."""
         name = Code.name_of(error.code or 0)
-        one = ParkedRecord(error.topic, error.partition, error.offset, name, error.why, now_ms)
+        one = ParkedRecord(error.topic, error.partition, error.offset, name, error.why[:_WORDS_MAX], now_ms)
         with self._writing:
             if any(one.place == known.place for known in self.all()):
                 return
@@ -134,6 +139,13 @@ def _readable(log: "SegmentLog | LogReader") -> Iterator[Record]:
         yield from log.records(log.log_start_offset)
     except (CorruptBatch, LogDamaged) as error:  # it stops what has to be parked, and no opening
         _LOG.error("what is parked behind it is not known: %s", error)
+
+
+def parking_config(config: LogConfig) -> LogConfig:
+    """Of the parking log, beside logs with this one: without retention, and with room for each of their records."""
+    limit = min(config.batch_limit_bytes + _ROOM_BYTES, BATCH_BYTES_LIMIT)
+    config = replace(config, batch_bytes_max=limit, segment_bytes=max(config.segment_bytes, limit))
+    return replace(config, retention_ms=-1, retention_bytes=-1)
 
 
 def parking_name(topic: str, partitions: int) -> str:

@@ -19,11 +19,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not list what it gives on
     AdminClient,
     ConfigResource,
-    ConfigSource,
     ResourceType,
 )
 
-from filtering.consumers.confluent_client import failure_of, missing_right
+from filtering.consumers.confluent_client import failure_of, missing_right, value_and_origin
 from filtering.retry import Failure, ask
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
@@ -34,10 +33,6 @@ _POLL_S = 0.01
 _NEXT_BROKER_S = 2.0  # one that hangs keeps another one unasked for so long
 _EXPIRATION, _EXPIRATION_MS = "producer.id.expiration.ms", 86_400_000  # the broker's default
 _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS = "transactional.id.expiration.ms", 604_800_000  # as above
-_SET_BY = {
-    ConfigSource.DYNAMIC_TOPIC_CONFIG.value: "set for the topic",
-    ConfigSource.DEFAULT_CONFIG.value: "the default",
-}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
@@ -127,9 +122,7 @@ def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:
         producer_id_expiration_ms=expirations_ms[0],
         transactional_id_expiration_ms=expirations_ms[1],
         cluster_id=cluster_id,
-        set_by={
-            name: f"{one.value} ({_SET_BY.get(one.source, 'set for the brokers')})" for name, one in settings.items()
-        },
+        set_by={name: value_and_origin(one) for name, one in settings.items()},
     )
 
 

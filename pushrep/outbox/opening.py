@@ -7,7 +7,7 @@ Everything that was opened is in `resources`, which closes it in reverse: replic
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.kafka.parking import ParkingLog, parking_name
+from pushrep.kafka.parking import ParkingLog, parking_config, parking_name
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
@@ -81,8 +81,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         logs.append(_open_log(resources, held, name, identity, config, log_id, state_store))
     parking, name = None, parking_name(identity.topic, identity.partitions)
     if held.filesystem.exists(held.path / name) or (settings.kafka is not None and settings.kafka.on_refused == "park"):
-        config = replace(config, retention_ms=-1, retention_bytes=-1)
-        parking = _open_log(resources, held, name, identity, config, logs[0][0].log_id, state_store)
+        parking = _open_log(resources, held, name, identity, parking_config(config), logs[0][0].log_id, state_store)
     every = logs if parking is None else [*logs, parking]
     replication = None
     if state_store is None:

@@ -597,7 +597,8 @@ class Outbox:
         self, appender: PartitionAppender, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
     ) -> int:
         """Append an entry of the parking log; wait until it is acknowledged."""
-        record = self._rules.one(value, None, headers, None, None)
+        rules = RecordRules(self.identity.carrier, appender.log.config.batch_limit_bytes)
+        record = rules.one(value, None, headers, None, None)
         with appender.lock:
             receipt = appender.add_one(record)
         if receipt is None:

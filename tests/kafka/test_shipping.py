@@ -658,9 +658,14 @@ def test_ship_says_which_record_stops_it_and_skip_lets_it_go_on(broker, topic, o
     assert "from 1 to 2" in capsys.readouterr().err
     assert run(["outbox", "skip", "1", *where, "--reason", "too large"]) == 0
     assert run(ship) == 0
-    del logs[0][1]
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test") as outbox:
+        outbox.append_many(0, [bytes(6_000), b"last"]).result(WAIT_S)
+        logs = logs_of(outbox)
+    assert run([*ship, "--on-refused", "park"]) == 1
+    assert "parked. See pushrep outbox parked list" in capsys.readouterr().err
+    del logs[0][3], logs[0][1]
     assert_all_visible_once(broker, topic, logs, pid, 1)
-    (skip,) = read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic].skipped
+    skip, _ = read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic].skipped
     assert (skip.partition, skip.offset, skip.reason) == (0, 1, "too large")
 
 

@@ -202,6 +202,7 @@ def test_of_a_refused_batch_the_guilty_record_is_named(broker):
             producer.produce(StreamMetadata(PID, 1, n), b"%d" % n, headers=[("h", bytes(150))])
         with pytest.raises(PartitionStopped, match=f"its timestamp is {ahead_ms} ms") as stopped:
             producer.flush()
+        assert "message.timestamp.after.max.ms=3600000 (the default)" in str(stopped.value)
         assert (stopped.value.partition, stopped.value.metadata.offset) == (0, 11)
         assert filtered(broker, name, 0)[0] == {0: list(range(11))}
         assert filtered(broker, name, 1)[0] == {1: list(range(20))}

@@ -11,8 +11,11 @@ import pytest
 from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.kafka.answers import Code
+from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
 from pushrep.log import StillNeeded
+from pushrep.outbox import RecordRefused
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.identity import read_identity
 from tests.kafka.cluster import free_ports
@@ -45,6 +48,24 @@ def kafka(request):
 def opened(directory, kafka):
     settings = {"log_config": SMALL, "batch_bytes": 1_000, "open_timeout_s": 0.0}
     return Outbox.open(directory, "orders", 1, "test", **outbox_arguments(kafka=kafka, **settings))
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_the_largest_record_can_be_parked(tmp_path, carrier):
+    """faults B7: an entry is larger than its record, by the broker's words at most."""
+    kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park")
+    given = outbox_arguments(kafka=kafka, log_config=SMALL, batch_bytes=1_000, open_timeout_s=0.0, carrier=carrier)
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "test", **given) as outbox:
+        outbox.append(0, bytes(1_800)).result(60)
+        with pytest.raises(RecordRefused):
+            outbox.append(0, bytes(2_000))
+        (record,) = outbox.log(0).records(0)
+        words, parking = "\u2014" * 9_000, outbox.facts.shipping.parking
+        refused = RefusedByTopic("orders", 0, 0, directory=outbox.directory, code=Code.INVALID_RECORD, why=words)
+        parking.park(record, refused, 1_000)
+        (parked,) = parking.all()
+        assert words.startswith(parked.message)
+        assert parking.record(parked.number) == record
 
 
 def test_a_destination_is_dropped_while_the_outbox_is_open(directory, kafka):
