@@ -159,11 +159,14 @@ STOPS = """
 """
 
 
+_ARGUMENTS = {"replay_stalled": "SESSION", "shipping_stopped": "OFFSET --partition N --topic TOPIC"}
+
+
 def page() -> str:
     """The whole page."""
     problems = (
         f"| `{name}` | {kind.blocks.value} | {kind.means} | {kind.advice} "
-        f"| `{kind.command.format(at='DIRECTORY', argument='SESSION' * (name == 'replay_stalled'))}` |\n"
+        f"| `{kind.command.format(at='DIRECTORY', argument=_ARGUMENTS.get(name, ''))}` |\n"
         for name, kind in PROBLEMS.items()
     )
     errors = (f"| `{name}` | {text} | {message} |\n" for name, text, message in sorted(errors_told()))
