@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from dataclasses import replace
 from threading import Event, Semaphore
 
@@ -15,9 +16,11 @@ from pushrep.log.reader import LogSlices
 from pushrep.records import BatchHeader
 from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.settings import Replica
+from pushrep.replicate.sockets import Address
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits
 from tests.integration.conftest import QUICK, SMALL, WAIT_S
+from tests.ports import reserve
 
 
 class CountedNetwork:
@@ -220,6 +223,25 @@ def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):
     ends = service.leading.manager.session_ends
     service.wait_for(lambda _: ends[PushSessionEndReason.LEADER_LOG_ERROR] > 0)
     assert world.replica(1).log.log_end_offset in {0, good}
+
+
+def test_faults_s4_a_name_is_resolved_at_each_connection(world, monkeypatch):
+    """faults S4: a node that moved to another host is found there under its name."""
+    port, hosts, resolve = world.node(1).address.port, {"node.test": "127.0.0.1"}, socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *more, **named: resolve(hosts.get(host, host), *more, **named)
+    )
+    service = world.service([Replica(1, Address("node.test", port))])
+    service.append(b"at the first host")
+    service.start().wait_for_all()
+    world.nodes[1].stop()
+    world.ports[1].close()
+    world.ports[1] = reserve("127.0.0.2", port)
+    world.node(1)
+    hosts["node.test"] = "127.0.0.2"
+    end = service.append(b"at the other one")
+    assert service.wait(end) is None
+    assert world.replica(1).log.log_end_offset == end
 
 
 def test_a_moment_without_descriptors_ends_no_session(world, monkeypatch):
