@@ -1,7 +1,7 @@
 """Changing the members of an open outbox, one at a time, step by step: the caller repeats the call until it is done.
 
     add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
-            └─remove: it gets nothing more──▶ DONE
+            └─remove, or another change a minute after the last step: it gets nothing more──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
     replace_lost                                  forced grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
@@ -202,7 +202,7 @@ def _add(
     wait_s: float | None,
 ) -> MembershipStep:
     coming = _new_of(replication.grant)  # read before this step, which may settle it
-    grant = _settled_or_settling(replication, wait_s)
+    grant = _settled_or_settling(replication, wait_s, address)
     known = next((one for one in grant.members if one.address == address), None)
     if known is not None and known.index == replaced and known.index not in coming:
         grant, known = _without_address(replication, grant, known), None
@@ -221,6 +221,7 @@ def _add(
         if index >= BALLOT_STRIDE:
             raise CommandRefused(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
         replication.push_to(index, address)
+    replication.want_learner(index)
     trouble = "" if (leading := replication.leading) is None else leading.troubles().get(index, "")
     if ErrorCode.MEMBER_TWICE.name in trouble:
         replication.stop_pushing_to(index)
@@ -302,8 +303,14 @@ def _replication(facts: Facts) -> "Replication":
     return facts.replication
 
 
-def _settled_or_settling(replication: "Replication", wait_s: float | None = None) -> Grant:
-    """The current grant; a change that is not settled is settled first, if it can be."""
+def _settled_or_settling(replication: "Replication", wait_s: float | None = None, address: str = "") -> Grant:
+    """The current grant; a change that is not settled is settled first, if it can be. A node that another change was to
+    add, with which nobody goes on, is dropped; the one at `address` is taken up.
+    """
+    for index in replication.left_learners:
+        if replication.learners.get(index) != address:
+            replication.stop_pushing_to(index)
+            _LOG.warning("node %d is to become no member: nobody goes on with its change", index)
     grant = replication.grant
     if grant is None:
         raise replication.too_few or CommandRefused("it does not lead now: their list can't change. Try again")

@@ -59,6 +59,8 @@ _UNASKED_WAIT_S = 2.0  # how long a change that nobody asked for pauses appends
 _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
 _ASK_S = 5.0  # timeout of asking the members who leads
 _ANSWER_S = 1.0  # the same, for a message that names the silent ones
+LEFT_MS = 60_000
+"""A change of members of which there was no step for so long is left: its command was killed."""
 _SILENT_MS = LEADER_ALIVE_MS  # a member answers once a second
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
@@ -94,6 +96,7 @@ class Replication:
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
+        self._wanted_ms: dict[int, int] = {}  # by learner, wall clock
         self._opened_ms = clock.wall_ms()
         self._answered_ms: dict[int, int] = {}  # by member, wall clock
         self.too_few: TooFewMembers | None = None
@@ -243,6 +246,20 @@ class Replication:
     def learners(self) -> Mapping[int, str]:
         """The nodes that are pushed to and no members yet: index, address."""
         return {index: str(one.address) for index, one in list(self._learners.items())}
+
+    def want_learner(self, index: int) -> None:
+        """A step of its change: whoever changes the members is still there."""
+        self._wanted_ms[index] = self._clock.wall_ms()
+
+    @property
+    def left_learners(self) -> Mapping[int, int]:
+        """The learners whose change nobody goes on with: index, and since when, wall clock."""
+        now_ms, learners = self._clock.wall_ms(), self.learners
+        return {
+            index: at_ms
+            for index, at_ms in list(self._wanted_ms.items())
+            if index in learners and at_ms <= now_ms - LEFT_MS
+        }
 
     def forget_learner(self, index: int) -> None:
         """The node is a member now, and no learner."""

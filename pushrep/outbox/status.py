@@ -56,6 +56,7 @@ _ASK_S = 0.5
 """So long a worker waits for another one's answer: a probe waits for a second."""
 HELD = "held by a process that does not answer"
 """The state of what a process has open that hangs, or is another user's."""
+_LEFT = "it was to become a member, and nobody goes on with that: give the same command again, or drop it"
 _PARKING = "parking log", Blocks.SHIPPING
 TRIED_AGAIN_MS = 60_000
 """A log that refused its last append for its disk's sake is worth a request again after this time."""
@@ -100,7 +101,8 @@ class MemberStatus:
     """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
 
     sessions: how many of its partitions are pushed to now. trouble: why no session can begin, or what is damaged there
-    and can't be repaired, and since when (wall clock); None if there is nothing in the way. is_silent: it has not
+    and can't be repaired, and since when (wall clock); None if there is nothing in the way. is_left: it is joining, and
+    nobody goes on with that, since then. is_silent: it has not
     answered for some seconds. lag: None for the leader itself.
     """
 
@@ -108,6 +110,7 @@ class MemberStatus:
     address: str
     is_leader: bool
     is_joining: bool = False
+    is_left: bool = False
     sessions: int = 0
     last_end_reason: str | None = None
     trouble: str | None = None
@@ -381,7 +384,10 @@ class OutboxStatus(ClosedOutbox):
         for member in self.members:
             if member.trouble is not None:
                 subject = f"member {member.index} at {member.address}"
-                yield Problem("replica_away", subject, member.trouble, member.trouble_since_ms)
+                blocks = Blocks.NOTHING if member.is_left else None
+                command = f"pushrep replica remove {{at}} {member.index}" if member.is_left else ""
+                since = member.trouble_since_ms
+                yield Problem("replica_away", subject, member.trouble, since, blocks, command=command)
         if self.disk.level is not DiskLevel.FULL:  # else that is why
             for why in {one.why: one for one in self.stopped}:
                 for subject, blocks, logs in self._by_log([one for one in self.stopped if one.why == why]):
@@ -703,7 +709,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
         return ()
     listed = {one.index: one.address for one in facts.replication.members}
     lags, leading = facts.replication.lag_by_index(), facts.replication.leading
-    troubles = {} if leading is None else leading.troubles()
+    troubles, left = {} if leading is None else leading.troubles(), facts.replication.left_learners
     live: Counter[int] = Counter()
     ended: dict[int, str] = {}
     for one in led.values():
@@ -718,10 +724,15 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
             address=address,
             is_leader=index == facts.identity.member,
             is_joining=index not in listed,
+            is_left=index in left,
             sessions=live[index],
             last_end_reason=ended.get(index),
-            trouble=None if index not in troubles else troubles[index].removeprefix(f"{address}: "),
-            trouble_since_ms=None if leading is None else leading.troubled_since_ms.get(index),
+            trouble=_LEFT
+            if index in left
+            else troubles[index].removeprefix(f"{address}: ")
+            if index in troubles
+            else None,
+            trouble_since_ms=left.get(index, None if leading is None else leading.troubled_since_ms.get(index)),
             is_silent=index != facts.identity.member and facts.replication.is_silent(index),
             lag=lags.get(index),
         )

@@ -127,7 +127,7 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
         ),
         "replica_away": ProblemKind(
             Blocks.REPLICATION,
-            "No session with a member can begin, or its log is damaged. The others go on.",
+            "No session with a member can begin, its log is damaged, or its joining was left. The others go on.",
             "Check the node's log lines, and whether its address answers.",
             "pushrep status {at}",
         ),

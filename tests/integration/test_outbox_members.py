@@ -14,8 +14,9 @@ import pytest
 
 from pushrep import Outbox, SegmentLog
 from pushrep.cli.main import run
+from pushrep.cli.status import look_at
 from pushrep.election.errors import BadGrant
-from pushrep.outbox import CommandRefused, OutboxDiffers
+from pushrep.outbox import CommandRefused, OutboxDiffers, replication
 from pushrep.outbox.control import CallRefused, ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
@@ -137,6 +138,28 @@ def test_a_member_is_removed_and_its_index_is_never_anothers(world, pushrep):
         assert address(world, 2) not in outbox.lag(), "what was added here and removed here is not pushed to either"
     for index in (1, 2, 3):
         assert held(world, outbox, index) == [b"three", b"two", b"four"]
+
+
+def test_faults_b10_whom_a_killed_command_was_adding_is_named_and_taken_up_or_dropped_by_the_next_change(
+    world, monkeypatch
+):
+    """A command killed with -9 gives nothing up: the node would be pushed to for as long as the service runs."""
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1) as outbox:
+        nobody = "127.0.0.1:1"
+        assert add_member(outbox.facts, nobody).member == 2
+        assert not any(one.is_left for one in outbox.status().members)
+        monkeypatch.setattr(replication, "LEFT_MS", 0)
+        (problem,) = look_at(str(outbox.directory))[0]["problems"]
+        assert (problem["problem"], problem["subject"]) == ("replica_away", f"member 2 at {nobody}")
+        assert problem["blocks"] == "nothing"
+        assert problem["command"] == f"pushrep replica remove {outbox.directory} 2"
+        assert add_member(outbox.facts, nobody).member == 2, "taken up"
+        finish(lambda: add_member(outbox.facts, address(world, 2)))
+        assert [(one.address, one.is_joining) for one in outbox.status().members[1:]] == [
+            (address(world, 1), False), (address(world, 2), False),
+        ]  # fmt: skip
 
 
 def test_a_node_that_was_to_become_a_member_is_given_up(world, pushrep):
