@@ -246,14 +246,20 @@ class Cluster:
             if node not in self._addresses:
                 raise KafkaUnreachable(f"broker {node} is not known any more")
             task = self._connecting[node] = asyncio.ensure_future(self._connect(*self._addresses[node]))
-            task.add_done_callback(lambda _: self._connecting.pop(node, None))
+            task.add_done_callback(partial(self._on_connected, node))
         try:
             with self.awaiting(node, TAKES_NO_CONNECTION):
-                connection = self._connections[node] = await asyncio.shield(task)
+                connection = await asyncio.shield(task)
         except AnotherCluster as error:
             self._addresses.pop(node, None)
             raise KafkaUnreachable(f"broker {node} at {error.servers} is of cluster {error.found} now") from error
         return connection
+
+    def _on_connected(self, node: int, task: "asyncio.Task[Connection]") -> None:
+        """Whoever waited for it may be gone; then the next one takes the connection."""
+        self._connecting.pop(node, None)
+        if not task.cancelled() and task.exception() is None:
+            self._connections[node] = task.result()
 
     def connection_of(self, partition: int) -> Connection | None:
         """The open connection to the leader of a partition; None if there is none."""

@@ -99,7 +99,7 @@ class Service:
 def records(rng, counts):
     """What the service appends in one step: plain ones, and now and then one that the topic may refuse."""
     batch = [(partition, 100, 0) for partition in range(PARTITIONS) for _ in range(rng.randrange(1, 15))]
-    if rng.random() < 0.05:
+    if rng.random() < 0.005:
         size, age_ms, kind = rng.choice(
             [(100, 8 * 86_400_000, "late"), (100, -2 * 3_600_000, "ahead"), (200_000, 0, "large")]
         )
