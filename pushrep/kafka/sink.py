@@ -56,6 +56,7 @@ _LOG = logging.getLogger("pushrep.kafka")
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
 _CLOSE_S = 30.0
+_SKIP_S = 5.0  # the loop may end in this moment, and takes no more calls then
 _FIRST_LOOK_MS = 5_000  # then twice as long each time: a broker that hangs keeps those of other partitions unasked
 
 
@@ -173,8 +174,10 @@ class KafkaSink:
         return self.state.sources[partition].acknowledged
 
     def skip(self, skips: Sequence[Skip]) -> None:
-        """Do not ship these records; on disk when this returns, and not sent from now on. Raises OSError."""
-        state = self.state
+        """Do not ship these records; on disk when this returns, not sent from now on, and no reason to be stopped any
+        more. Raises OSError.
+        """
+        state, done = self.state, threading.Event()
         state.change(lambda progress: progress.skipping(skips))
         self._checkpoint()
         for partition in {one.partition for one in skips}:
@@ -183,6 +186,10 @@ class KafkaSink:
             if self._loop is not None:
                 with suppress(RuntimeError):  # the loop is closed: the next start begins with them
                     self._loop.call_soon_threadsafe(source.skip, skipped)
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(done.set)
+                done.wait(_SKIP_S)
 
     def forget(self, topic: str) -> None:
         """Remove another destination from the file. Raises OSError."""

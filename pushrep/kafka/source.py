@@ -215,11 +215,8 @@ class ShippedPartition:
         """Send these records not, from now on; what is in flight is not taken back. What waits to be matched is matched
         at once.
         """
-        self.skipped, self.stopped_until_ms = offsets, 0
-        if self.match_at_ms is None:
-            self.stopped = None
-        else:
-            self.match_at_ms = 0
+        self.skipped, self.stopped, self.stopped_until_ms = offsets, None, 0
+        self.match_at_ms = None if self.match_at_ms is None else 0
         if not self.in_flight:
             self.rewind()
 

@@ -158,7 +158,7 @@ def test_a_record_that_is_missing_before_later_ones_stops_its_partition(broker, 
     command = shlex.split(caught.value.reason.partition(". Else")[0].partition("before: ")[2])
     with opened(2) as outbox:
         assert run([*command[1:-1], "a test"]) == 0
-        wait_until(lambda: [one.partition for one in outbox.lag()[f"kafka:{topic}"].stopped] == [1], "0 goes on")
+        assert [one.partition for one in outbox.lag()[f"kafka:{topic}"].stopped] == [1], "0 goes on"
         outbox.facts.shipping.sink.state.wait({0: 12}, WAIT_S, None)
         reason, pid = outbox.lag()[f"kafka:{topic}"].stopped[0].reason, outbox.pid
     command = shlex.split(reason.partition("then: ")[2])

@@ -396,6 +396,7 @@ def test_a_single_record_above_it_stops_its_partition_until_it_is_skipped(broker
         outbox.flush()
         outbox.facts.shipping.sink.state.wait({1: 1}, WAIT_S, None)
         assert run(["outbox", "skip", "1", "--directory", str(outbox.directory), "--reason", "a test"]) == 0
+        assert outbox.lag()[f"kafka:{topic}"].stopped == (), "at once"
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
     del logs[0][1]
