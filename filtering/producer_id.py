@@ -3,37 +3,12 @@
     producer_id       hash of six parts, each | length u32, big-endian | UTF-8 |, so ("ab", "c") is not ("a", "bc")
     sqe_producer_id   hash of the bare concatenation of three parts: what JW Player's SQE computes
 
-The hash is MurmurHash2-64A (Austin Appleby, public domain): 8-byte blocks little-endian, seed 0xe17a1465 unsigned,
-the result read as a signed number. Two different names that give one PID in one process are refused, since the
-filter would take the records of one for replays of the other.
+The hash is MurmurHash2-64A, seed 0xe17a1465 unsigned, the result read as a signed number. Two different names that
+give one PID in one process are refused, since the filter would take the records of one for replays of the other.
 """
 
-import struct
-from typing import Final
-
 from filtering.errors import BadFilterSetting, FilteringError
-
-SQE_SEED: Final = 0xE17A1465
-
-_MULTIPLIER = 0xC6A4A7935BD1E995
-_SHIFT = 47
-_MASK = 2**64 - 1
-
-
-def murmur_hash2_64a(data: bytes, seed: int = SQE_SEED) -> int:
-    """MurmurHash2-64A of `data` as a signed 64-bit number. Pure."""
-    value = (seed ^ (len(data) * _MULTIPLIER)) & _MASK
-    tail = len(data) & 7
-    for (block,) in struct.iter_unpack("<Q", data[: len(data) - tail]):
-        mixed = (block * _MULTIPLIER) & _MASK
-        mixed ^= mixed >> _SHIFT
-        value = ((value ^ ((mixed * _MULTIPLIER) & _MASK)) * _MULTIPLIER) & _MASK
-    if tail:
-        value = ((value ^ int.from_bytes(data[-tail:], "little")) * _MULTIPLIER) & _MASK
-    value ^= value >> _SHIFT
-    value = (value * _MULTIPLIER) & _MASK
-    value ^= value >> _SHIFT
-    return value - 2**64 if value >= 2**63 else value
+from filtering.murmur import murmur_hash2_64a
 
 
 class ProducerNames:

@@ -11,16 +11,12 @@ that partition until the failed record is through.
 
 import operator
 import random
-import struct
 from collections.abc import Sequence
-from typing import Final, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 from filtering import NotStreamMetadata, StreamMetadata
 from filtering.errors import PicklableError
-
-_SEED: Final = 0x9747B28C
-_MULTIPLIER: Final = 0x5BD1E995
-_MASK: Final = 2**32 - 1
+from filtering.murmur import murmur2
 
 
 class PartitionerError(PicklableError):
@@ -111,21 +107,6 @@ def _whole(number: SupportsIndex) -> int | None:
 def default_partition(key: bytes, partition_count: int) -> int:
     """Where Kafka's default partitioner puts a key that is not null: murmur2, sign bit off, modulo."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
-
-
-def murmur2(data: bytes) -> int:
-    """MurmurHash2, 32 bits, little-endian, with Kafka's seed, as an unsigned number (Kafka's Utils.murmur2)."""
-    value = (_SEED ^ len(data)) & _MASK
-    tail = len(data) & 3
-    for (block,) in struct.iter_unpack("<I", data[: len(data) - tail]):
-        mixed = (block * _MULTIPLIER) & _MASK
-        mixed ^= mixed >> 24
-        value = ((value * _MULTIPLIER) & _MASK) ^ ((mixed * _MULTIPLIER) & _MASK)
-    if tail:
-        value = ((value ^ int.from_bytes(data[-tail:], "little")) * _MULTIPLIER) & _MASK
-    value ^= value >> 13
-    value = (value * _MULTIPLIER) & _MASK
-    return value ^ (value >> 15)
 
 
 class SourcePartitionPartitioner:

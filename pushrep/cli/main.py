@@ -42,6 +42,7 @@ _SUMMARIES = {
     "ship": "Ship an outbox whose service does not run.",
     "startpoint": "Set where a consumer starts next.",
     "status": "Show how far everything is, what is wrong.",
+    "tables": "Relay rows of a database's transactions.",
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from filtering.murmur import murmur2
 from partitioner import SourcePartitionPartitioner
-from partitioner.source_partition import murmur2
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its own files by a deprecated call

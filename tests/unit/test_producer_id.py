@@ -3,7 +3,8 @@
 import pytest
 
 from filtering import BadFilterSetting, FilteringError, producer_id, sqe_producer_id
-from filtering.producer_id import ProducerNames, murmur_hash2_64a
+from filtering.murmur import murmur_hash2_64a
+from filtering.producer_id import ProducerNames
 
 NAME = {"application": "billing", "stream": "orders", "source": "src", "destination": "dst"}
 

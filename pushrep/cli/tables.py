@@ -1,0 +1,233 @@
+"""`pushrep tables relay | status | adopt | retry | drop`: rows of a service's own transactions go into an outbox.
+
+relay     until it is stopped: each committed row is appended once       pushrep/tables/relay.py
+adopt     after a restore of the database or of the outbox               pushrep/tables/adopt.py
+retry     parked rows wait again, as new rows       drop      they are deleted
+"""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pushrep.cli.common import log_at_least, show_json
+from pushrep.cli.options import client_properties_option
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.kafka.destination import destination_of
+from pushrep.outbox import Outbox, OutboxConfig, read_identity
+from pushrep.outbox.identity import identity_in
+from pushrep.status.table import many, width
+from pushrep.status.table import table as table_of
+from pushrep.tables.adopt import adopt
+from pushrep.tables.database import RelayDatabase, database_errors
+from pushrep.tables.errors import DatabaseFailed
+from pushrep.tables.relay import TableRelay
+
+_DSN = click.argument("dsn")
+_TABLE = click.option(
+    "--table", default="pushrep_outbox", show_default=True, help="The name that the service gave its OutboxTable."
+)
+_TOPIC = click.option("--topic", required=True, help="The topic whose rows are meant.")
+_OUTBOX = click.option(
+    "--outbox",
+    "directory",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The directory of the topic's outbox.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_IDS = click.argument("ids", metavar="ID...", type=click.IntRange(1), nargs=-1, required=True)
+
+
+@click.group()
+def tables() -> None:
+    """Bring rows of a service's own database transactions into an outbox, each once.
+
+    DSN is SQLAlchemy's URL of the database: postgresql://USER@HOST/DATABASE or sqlite:///FILE. A password may stay in
+    PGPASSWORD or ~/.pgpass.
+    """
+
+
+@tables.command(short_help="Relay committed rows until it is stopped.")
+@_DSN
+@_OUTBOX
+@click.option("--topic", help="The topic, when the outbox is made; fixed.  [default: the outbox's]")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="The same.")
+@click.option("--producer", default="pushrep-tables", show_default=True, help="The same: a part of the PID.")
+@_TABLE
+@click.option("--poll-ms", type=click.IntRange(1), default=100, show_default=True, help="How often it looks for rows.")
+@click.option(
+    "--on-refused",
+    type=click.Choice(["stop", "park"]),
+    default="stop",
+    show_default=True,
+    help="What happens to a row that the outbox refuses.",
+)
+@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Ship to Kafka.  [default: ship nothing]")
+@client_properties_option
+def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
+    dsn: str, directory: Path, topic: str | None, partitions: int, producer: str, table: str,
+    poll_ms: int, on_refused: str, bootstrap_servers: str | None, config: Path | None,
+) -> None:  # fmt: skip
+    """Append each committed row of a topic to its outbox, once, until SIGTERM or Ctrl-C.
+
+    \b
+      pushrep tables relay postgresql://shop@db/shop --outbox outbox/orders --topic orders --partitions 4
+
+    Of an outbox and of a topic's rows there is one relay; a second one stops by name. Killed anywhere, the next start
+    goes on. While the database or the outbox's disk is away, it tries again. It stops, with exit code 1, for a row that
+    the outbox refuses (see --on-refused), and when the database or the outbox was restored: pushrep tables adopt --help
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if config is not None and bootstrap_servers is None:
+        raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
+    kafka = None if bootstrap_servers is None else destination_of(bootstrap_servers, None, config)
+    stored = read_identity(REAL_FILESYSTEM, directory)
+    if stored is None and topic is None:
+        raise click.UsageError(f"there is no outbox in {directory} yet: give --topic, with --partitions and --producer")
+    if stored is not None:
+        topic, partitions, producer = topic or stored.topic, stored.partitions, stored.producer
+    replicas = [] if stored is None else [address for _, address in stored.replicas]
+    log_at_least(logging.INFO)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with (
+        database_errors(),
+        Outbox.open(
+            directory, str(topic), partitions, producer, replicas=replicas, kafka=kafka, carrier="header"
+        ) as outbox,
+    ):
+        made = TableRelay(outbox, dsn, table=table, poll_ms=poll_ms, on_refused=on_refused)
+        made.run(stop)
+        click.echo(f"{many(made.status().relayed, 'row')} relayed", err=True)
+
+
+@tables.command(short_help="Show what waits, and how far the relay is.")
+@_DSN
+@_TOPIC
+@_TABLE
+@_JSON
+@click.pass_context
+def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show how many rows wait, since when, and which are parked. Exit code: 0 nothing is parked, 1 rows are, 3 the
+    database did not tell.
+    """
+    database = RelayDatabase(dsn, table, topic)
+    try:
+        with database_errors():
+            system_id = database.check()
+            state, waiting, parked = database.state(), database.waiting(), database.parked()
+    except DatabaseFailed as error:
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(3)
+    finally:
+        database.close()
+    shown: dict[str, Any] = {
+        "topic": topic,
+        "rows_waiting": waiting.rows,
+        "oldest_waiting": waiting.oldest,
+        "rows_relayed": 0 if state is None else state.relayed,
+        "batch": None if state is None else f"{state.batch.epoch}-{state.batch.batch}",
+        "is_open": state is not None and state.batch.is_open,
+        "outbox_id": None if state is None else state.holder.outbox_id,
+        "is_moved": state is not None and state.system_id != system_id,
+        "parked": [{"id": row_id, "why": why} for row_id, why in parked],
+    }
+    if as_json:
+        show_json(shown)
+    else:
+        since = "" if waiting.oldest is None else f", the oldest since {waiting.oldest}"
+        click.echo(f"{many(waiting.rows, 'row')} of topic {topic} wait{since}; {shown['rows_relayed']:,} were relayed")
+        if state is None:
+            click.echo("no relay of this topic ever ran: pushrep tables relay --help")
+        _show_parked(parked)
+    ctx.exit(1 if parked or shown["is_moved"] else 0)
+
+
+def _show_parked(parked: list[tuple[int, str]]) -> None:
+    if parked:
+        rows = [(str(row_id), why) for row_id, why in parked]
+        click.echo("\n".join(table_of(["parked row", "why"], rows, width())))
+        click.echo("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
+
+
+@tables.command("adopt", short_help="Go on after a restore of the database or the outbox.")
+@_DSN
+@_OUTBOX
+@_TABLE
+@click.option("--dry-run", is_flag=True, help="Only say what would be.")
+@_JSON
+def adopt_command(dsn: str, directory: Path, table: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Let this outbox be the one that the topic's rows go to, whatever the database says; stop every relay first.
+
+    It says what the restore costs: events that may come twice, since their rows wait again (under new event-ids), and
+    records that the outbox had and does not hold, whose rows are gone.
+    """
+    stored = identity_in(REAL_FILESYSTEM, directory)
+    with (
+        database_errors(),
+        Outbox.open(
+            directory, stored.topic, stored.partitions, stored.producer, carrier=stored.carrier,
+            replicas=[address for _, address in stored.replicas], config=OutboxConfig(create=False),
+        ) as outbox,
+    ):  # fmt: skip
+        database = RelayDatabase(dsn, table, stored.topic)
+        try:
+            found = adopt(outbox, database, dry_run=dry_run)
+        finally:
+            database.close()
+    if as_json:
+        show_json({
+            "epoch": found.epoch, "waiting": found.waiting, "findings": list(found.findings),
+            "twice": list(found.twice),
+            "missing": {str(n): list(offsets) for n, offsets in found.missing.items()},
+        })  # fmt: skip
+        return
+    for line in found.findings:
+        click.echo(line)
+    for partition, (first, end) in found.missing.items():
+        click.echo(f"gone: the records [{first:,}, {end:,}) of partition {partition}, and their rows")
+    if found.twice:
+        click.echo(f"may come twice, as their rows wait again: {', '.join(found.twice)}")
+    verb = "would be relayed" if dry_run else "will be relayed"
+    click.echo(f"{many(found.waiting, 'row')} {verb} in epoch {found.epoch}")
+
+
+@tables.command(short_help="Let parked rows wait again.")
+@_DSN
+@_IDS
+@_TOPIC
+@_TABLE
+@_JSON
+def retry(dsn: str, ids: tuple[int, ...], topic: str, table: str, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Insert the parked rows of these IDs anew, behind all that wait; they get new IDs."""
+    _end_parked(RelayDatabase(dsn, table, topic), ids, again=True, as_json=as_json)
+
+
+@tables.command(short_help="Delete parked rows.")
+@_DSN
+@_IDS
+@_TOPIC
+@_TABLE
+@_JSON
+def drop(dsn: str, ids: tuple[int, ...], topic: str, table: str, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Delete the parked rows of these IDs for good: no reader ever gets their events."""
+    _end_parked(RelayDatabase(dsn, table, topic), ids, again=False, as_json=as_json)
+
+
+def _end_parked(database: RelayDatabase, ids: tuple[int, ...], *, again: bool, as_json: bool) -> None:
+    with database_errors():
+        try:
+            database.check()
+            found = database.end_parked(ids, again=again)
+        finally:
+            database.close()
+    if as_json:
+        show_json({"retried" if again else "dropped": found})
+        return
+    click.echo(f"{many(len(found), 'row')} {'wait again' if again else 'are dropped'}")
+    if missing := sorted(set(ids) - set(found)):
+        click.echo(f"not parked: {', '.join(map(str, missing))}", err=True)

@@ -1,0 +1,44 @@
+"""The outbox in the service's own database transaction: OutboxTable for the service, TableRelay for its rows.
+
+service's transaction ─▶ row in OutboxTable ─▶ TableRelay ─▶ Outbox ─▶ replicas, Kafka, replay
+"""
+
+from pushrep.tables.database import Waiting
+from pushrep.tables.decide import EVENT_ID, EventId
+from pushrep.tables.errors import (
+    AnotherRelay,
+    DatabaseFailed,
+    DatabaseMoved,
+    DatabaseWentBack,
+    NotInTransaction,
+    OutboxWentBack,
+    RowRefused,
+    TablesDiffer,
+    TablesError,
+    UnfitDatabase,
+    WentBack,
+)
+from pushrep.tables.outbox_table import OutboxTable, PendingRow, TableTopic
+from pushrep.tables.relay import RelayStatus, TableRelay
+
+__all__ = [
+    "EVENT_ID",
+    "AnotherRelay",
+    "DatabaseFailed",
+    "DatabaseMoved",
+    "DatabaseWentBack",
+    "EventId",
+    "NotInTransaction",
+    "OutboxTable",
+    "OutboxWentBack",
+    "PendingRow",
+    "RelayStatus",
+    "RowRefused",
+    "TableRelay",
+    "TableTopic",
+    "TablesDiffer",
+    "TablesError",
+    "UnfitDatabase",
+    "Waiting",
+    "WentBack",
+]

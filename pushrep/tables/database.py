@@ -1,0 +1,407 @@
+"""What the relay does in the database, each a transaction of its own, on the condition that its state is still there.
+
+    begin_batch    state row: batch n + 1, its snapshot          committed before any of its rows is read
+    page           rows that this snapshot shows, and the one before did not, by id
+    close_batch    those rows deleted, state row: closed
+
+A snapshot is PostgreSQL's own (pg_current_snapshot): it says of each transaction whether it was committed. A
+transaction that was open for long is not waited for, since a later snapshot shows its rows. In SQLite, where writers
+take turns, it is the highest id. `synchronous_commit` is at least `on` in what the relay commits: the commit of batch
+n + 1 flushes every commit that its snapshot shows, so no row that was read can vanish in a crash. No lock is held
+between two transactions, and none by a session, so a pooler may stand between.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    MetaData,
+    and_,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    literal,
+    make_url,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+
+from pushrep.errors import BadArgument
+from pushrep.tables.decide import BatchState
+from pushrep.tables.errors import AnotherRelay, DatabaseFailed, TablesDiffer, UnfitDatabase
+from pushrep.tables.schema import VERSION, tables_in
+
+_POSTGRESQL_MIN = 14
+_BUSY_S = 30.0
+SQLITE = "sqlite"
+_WRITES = "pushrep_writes"  # an execution option: this transaction will
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who relays: an outbox, and the directory (without replicas) or grant by which it leads."""
+
+    outbox_id: str
+    directory_id: str
+    generation: int
+    leader_epoch: int
+
+    def may_follow(self, other: "Holder") -> bool:
+        """Whether it is a newer grant of the same outbox, or the first one."""
+        mine, theirs = (self.generation, self.leader_epoch), (other.generation, other.leader_epoch)
+        return self.outbox_id == other.outbox_id and mine > theirs
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """The state row of a topic."""
+
+    holder: Holder
+    system_id: str
+    batch: BatchState
+    snapshot: str | None
+    previous: str | None
+    relayed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that waits."""
+
+    id: int
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: str | None
+    timestamp_ms: int | None
+    created: str
+
+    @property
+    def size_bytes(self) -> int:
+        """About what its record takes."""
+        return 100 + len(self.key or b"") + len(self.value or b"") + 4 * len(self.headers or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for the relay. oldest: when the row that waits longest was inserted, ISO 8601."""
+
+    rows: int
+    oldest: str | None
+
+
+class RelayDatabase:
+    """The database behind `dsn`; it connects when it is asked. Raises BadArgument."""
+
+    def __init__(self, dsn: str, table: str, topic: str) -> None:
+        self._topic, self._name = topic, table
+        self._engine = _engine_of(dsn)
+        self.is_sqlite = self._engine.dialect.name == SQLITE
+        self._tables = tables_in(MetaData(), table, keep_rows=True)
+        self._keeps = False
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._engine.dispose()
+
+    def check(self) -> str:
+        """Whether a relay can work here; returns the id of the database: its system's and its own. Raises
+        UnfitDatabase, TablesDiffer.
+        """
+        with self._engine.connect() as connection:
+            system_id = SQLITE if self.is_sqlite else _fit_postgresql(connection)
+            names = set(inspect(connection).get_table_names())
+            for one in (self._tables.rows, self._tables.parked, self._tables.relay):
+                if one.name not in names:
+                    raise TablesDiffer(
+                        f"there is no table {one.name}: create what OutboxTable put into the service's MetaData, by "
+                        "create_all or a migration"
+                    )
+            self._keeps = f"{self._name}_kept" in names
+        return system_id
+
+    def state(self) -> RelayState | None:
+        """None before the topic's first relay. Raises TablesDiffer for a row of another version."""
+        relay = self._tables.relay
+        with self._engine.connect() as connection:
+            found = connection.execute(select(relay).where(relay.c.topic == self._topic)).one_or_none()
+        if found is None:
+            return None
+        if found.version != VERSION:
+            raise TablesDiffer(f"{relay.name} holds version {found.version} of the state, this pushrep reads {VERSION}")
+        return RelayState(
+            Holder(found.outbox_id, found.directory_id, found.generation, found.leader_epoch),
+            found.system_id,
+            BatchState(found.epoch, found.batch, bool(found.is_open), _ends_of(found.ends)),
+            found.snapshot,
+            found.previous,
+            found.relayed,
+        )
+
+    def create(self, state: RelayState) -> None:
+        """Write the topic's first state row. Raises AnotherRelay if there is one by now."""
+        relay = self._tables.relay
+        with self._writing() as connection:
+            taken = connection.execute(select(relay.c.outbox_id).where(relay.c.topic == self._topic)).scalar()
+            if taken is not None:
+                raise AnotherRelay(self._topic, taken, "since a moment ago")
+            connection.execute(insert(relay), {"topic": self._topic, "version": VERSION, **_columns(state)})
+
+    def change(self, state: RelayState, new: RelayState) -> None:
+        """Replace the state row. Raises AnotherRelay if it is not `state` any more."""
+        with self._writing() as connection:
+            self._change(connection, state, new)
+
+    def has_rows(self) -> bool:
+        """Whether a row waits."""
+        rows = self._tables.rows
+        with self._engine.connect() as connection:
+            return connection.execute(select(rows.c.id).where(rows.c.topic == self._topic).limit(1)).first() is not None
+
+    def begin_batch(self, state: RelayState) -> RelayState:
+        """Commit the next batch, with a snapshot of now. Raises AnotherRelay."""
+        rows = self._tables.rows
+        batch = state.batch._replace(batch=state.batch.batch + 1, is_open=True)
+        with self._writing() as connection:
+            if self.is_sqlite:
+                newest = connection.execute(select(func.max(rows.c.id)).where(rows.c.topic == self._topic)).scalar()
+                snapshot = str(newest or 0)
+            else:
+                snapshot = str(connection.execute(text("SELECT pg_current_snapshot()::text")).scalar_one())
+            new = replace(state, batch=batch, snapshot=snapshot, previous=state.snapshot)
+            self._change(connection, state, new)
+        return new
+
+    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> list[Row]:
+        """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. Empty at the end."""
+        rows = self._tables.rows
+        columns = (rows.c[name] for name in Row.__dataclass_fields__)
+        wanted = select(*columns).where(self._in_batch(state), rows.c.id > after_id).order_by(rows.c.id).limit(rows_max)
+        found, size = [], 0
+        with self._engine.connect().execution_options(stream_results=True, max_row_buffer=100) as connection:
+            for one in connection.execute(wanted):
+                found.append(Row(*one))
+                size += found[-1].size_bytes
+                if size >= bytes_max:
+                    break
+        return found
+
+    def close_batch(self, state: RelayState, ends: Mapping[int, int], refused: Mapping[int, str]) -> RelayState:
+        """Delete the batch's rows and say that it is closed, in one transaction. refused: why, by id; these are parked.
+
+        Raises AnotherRelay.
+        """
+        rows, parked, kept = self._tables.rows, self._tables.parked, self._tables.kept
+        with self._writing() as connection:
+            for row_id, why in refused.items():
+                moved = select(*rows.c, literal(why)).where(rows.c.id == row_id)
+                connection.execute(insert(parked).from_select([*(c.name for c in rows.c), "why"], moved))
+            if refused:
+                connection.execute(delete(rows).where(rows.c.id.in_(list(refused))))
+            if self._keeps and kept is not None:
+                moved = select(*rows.c).where(self._in_batch(state))
+                connection.execute(insert(kept).from_select([c.name for c in rows.c], moved))
+            gone = connection.execute(delete(rows).where(self._in_batch(state))).rowcount
+            batch = state.batch._replace(is_open=False, ends=dict(ends))
+            new = replace(state, batch=batch, relayed=state.relayed + gone)
+            self._change(connection, state, new)
+        return new
+
+    def adopt(self, old: RelayState | None, new: RelayState) -> int:
+        """Write the state `new`, of another epoch, over whatever is there, and give the rows that wait another
+        transaction, so that its first snapshot shows them. Returns how many wait.
+        """
+        rows, relay = self._tables.rows, self._tables.relay
+        with self._writing() as connection:
+            if old is None:
+                connection.execute(insert(relay), {"topic": self._topic, "version": VERSION, **_columns(new)})
+            else:
+                self._change(connection, old, new)
+            waiting = rows.c.topic == self._topic
+            if not self.is_sqlite:
+                connection.execute(update(rows).where(waiting).values(xid=text("pg_current_xact_id()")))
+            return int(connection.execute(select(func.count()).select_from(rows).where(waiting)).scalar_one())
+
+    def waiting(self) -> Waiting:
+        """What waits now. It counts the rows, so it is for status, not for each poll."""
+        rows = self._tables.rows
+        counted = select(func.count(), func.min(rows.c.created)).where(rows.c.topic == self._topic)
+        with self._engine.connect() as connection:
+            return Waiting(*connection.execute(counted).one())
+
+    def waiting_ids(self, most: int) -> set[int]:
+        """The ids of rows that wait, the lowest ones."""
+        rows = self._tables.rows
+        wanted = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(most)
+        with self._engine.connect() as connection:
+            return set(connection.execute(wanted).scalars())
+
+    def parked(self) -> list[tuple[int, str]]:
+        """The rows that were parked, with why."""
+        parked = self._tables.parked
+        wanted = select(parked.c.id, parked.c.why).where(parked.c.topic == self._topic).order_by(parked.c.id)
+        with self._engine.connect() as connection:
+            return [(row_id, why) for row_id, why in connection.execute(wanted)]
+
+    def end_parked(self, ids: Sequence[int], *, again: bool) -> list[int]:
+        """Delete these parked rows; `again`: after they were inserted as new rows. Returns those that were there."""
+        rows, parked = self._tables.rows, self._tables.parked
+        names = ("topic", "partition", "key", "value", "headers", "timestamp_ms")
+        chosen = and_(parked.c.topic == self._topic, parked.c.id.in_(list(ids)))
+        with self._writing() as connection:
+            found = list(connection.execute(select(parked.c.id).where(chosen).order_by(parked.c.id)).scalars())
+            if again:
+                moved = select(*(parked.c[name] for name in names)).where(chosen).order_by(parked.c.id)
+                connection.execute(insert(rows).from_select(names, moved))
+            connection.execute(delete(parked).where(chosen))
+        return found
+
+    def _change(self, connection: Connection, state: RelayState, new: RelayState) -> None:
+        relay = self._tables.relay
+        same = [relay.c[name] == value for name, value in _columns(state).items() if name in _CONDITION]
+        changed = connection.execute(update(relay).where(relay.c.topic == self._topic, *same).values(**_columns(new)))
+        if changed.rowcount == 1:
+            return
+        found = connection.execute(select(relay).where(relay.c.topic == self._topic)).one_or_none()
+        if found is None:
+            raise AnotherRelay(self._topic, "of nobody", "as its state was removed")
+        why = f"at batch {found.epoch}-{found.batch}, under grant {found.generation}.{found.leader_epoch}"
+        raise AnotherRelay(self._topic, found.outbox_id, why)
+
+    def _in_batch(self, state: RelayState) -> ColumnElement[bool]:
+        rows = self._tables.rows
+        mine = rows.c.topic == self._topic
+        if self.is_sqlite:
+            return and_(mine, rows.c.id <= int(state.snapshot or 0), rows.c.id > int(state.previous or 0))
+        shown = text("pg_visible_in_snapshot(xid, cast(:shown as pg_snapshot))").bindparams(shown=state.snapshot)
+        if state.previous is None:
+            return and_(mine, shown)
+        before = text("NOT pg_visible_in_snapshot(xid, cast(:before as pg_snapshot))")
+        return and_(mine, shown, before.bindparams(before=state.previous))
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that is on disk once it is committed."""
+        with self._engine.connect().execution_options(**{_WRITES: True}) as connection, connection.begin():
+            if not self.is_sqlite:
+                connection.execute(_AT_LEAST_ON)
+            yield connection
+
+
+_AT_LEAST_ON = text(
+    "SELECT set_config('synchronous_commit', 'on', true) "
+    "WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
+)
+_CONDITION = {"outbox_id", "directory_id", "generation", "leader_epoch", "epoch", "batch", "is_open"}
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Raise DatabaseFailed, in one line, for what the driver raises."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise DatabaseFailed(f"the database: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What the driver said, without the statement."""
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether it says of the database that it is away, busy or going, and not of the statement that it is wrong."""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+def _columns(state: RelayState) -> dict[str, Any]:
+    return {
+        **asdict(state.holder),
+        "system_id": state.system_id,
+        "epoch": state.batch.epoch,
+        "batch": state.batch.batch,
+        "is_open": int(state.batch.is_open),
+        "ends": json.dumps({str(partition): end for partition, end in state.batch.ends.items()}),
+        "snapshot": state.snapshot,
+        "previous": state.previous,
+        "relayed": state.relayed,
+    }
+
+
+def _ends_of(written: str) -> dict[int, int]:
+    try:
+        return {int(partition): int(end) for partition, end in json.loads(written).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise TablesDiffer("the state's column `ends` holds no JSON of partitions and offsets") from None
+
+
+def _engine_of(dsn: str) -> Engine:
+    try:
+        url = make_url(dsn)
+    except ArgumentError:
+        raise BadArgument("dsn", "give a URL: postgresql://USER@HOST/DATABASE, or sqlite:///FILE") from None
+    if url.get_backend_name() not in {"postgresql", SQLITE}:
+        raise BadArgument("dsn", f"{url.get_backend_name()} is neither postgresql nor sqlite")
+    if url.drivername == "postgresql" or "async" in url.drivername:
+        url = url.set(drivername="postgresql+psycopg")
+    elif url.get_backend_name() == SQLITE:
+        if not url.database or url.database == ":memory:":
+            raise BadArgument("dsn", "a database in memory is seen by its own connection alone: name a file")
+        url = url.set(drivername=SQLITE)
+    try:
+        engine = create_engine(url, pool_size=2, max_overflow=0, pool_pre_ping=True)
+    except (ImportError, NoSuchModuleError) as error:
+        raise BadArgument("dsn", f"{error}: pip install 'pushrep[tables]'") from None
+    if url.get_backend_name() == SQLITE:
+        _write_safely(engine)
+    return engine
+
+
+def _write_safely(engine: Engine) -> None:
+    """A transaction that writes takes SQLite's one lock at its begin, and is on disk at its end."""
+
+    @event.listens_for(engine, "connect")
+    def connected(driver: Any, _record: Any) -> None:
+        driver.isolation_level = None  # SQLAlchemy's begin is ours
+        driver.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
+        driver.execute("PRAGMA synchronous = FULL")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")
+
+
+def _fit_postgresql(connection: Connection) -> str:
+    version = int(connection.execute(text("SHOW server_version_num")).scalar_one()) // 10_000
+    if version < _POSTGRESQL_MIN:
+        raise UnfitDatabase(f"this is PostgreSQL {version}; the relay needs {_POSTGRESQL_MIN} or newer")
+    if connection.execute(text("SELECT pg_is_in_recovery()")).scalar_one():
+        raise UnfitDatabase(
+            "this server is a standby, which takes no write: target_session_attrs=read-write finds the other one"
+        )
+    return str(
+        connection.execute(
+            text(
+                "SELECT system_identifier || '/' || oid FROM pg_control_system(), pg_database "
+                "WHERE datname = current_database()"
+            )
+        ).scalar_one()
+    )

@@ -1,0 +1,383 @@
+"""TableRelay: brings each committed row of a topic into the outbox, once.
+
+    begin batch n + 1   committed in the database, with its snapshot
+    read, append        page by page; each record has the header event-id, `<epoch>-<batch>-<row id>`
+    wait                until all of it is on disk, and acknowledged
+    close batch n + 1   in the database, with the deletion of its rows
+
+Killed between any two of these, the next start finds an open batch in the database, reads the same rows by its
+snapshot, and leaves out those whose event-id is in the outbox's logs already. If the logs and the state in the
+database do not continue each other, because one of both was restored, it stops by name (pushrep/tables/decide.py).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from filtering.retry import Backoff
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.errors import BadArgument
+from pushrep.log import SegmentLog
+from pushrep.log.directory_id import read_directory_id
+from pushrep.outbox import Outbox, Receipt
+from pushrep.outbox.errors import BufferFull, DeliveryFailed, LogStopped, ReceiptTimeout, RecordRefused
+from pushrep.settings import whole_number
+from pushrep.tables.database import Holder, RelayDatabase, RelayState, Row, Waiting, first_line, is_away
+from pushrep.tables.decide import EVENT_ID, BatchState, EventId, LogState, Refused, judge
+from pushrep.tables.errors import (
+    AnotherRelay,
+    DatabaseFailed,
+    DatabaseMoved,
+    DatabaseWentBack,
+    OutboxWentBack,
+    RowRefused,
+)
+from pushrep.tables.outbox_table import CREATED, OutboxTable, headers_of
+
+_LOG = logging.getLogger("pushrep.tables")
+_AGAIN = Backoff(first_s=0.2, longest_s=5.0, least=0.5)
+_ON_REFUSED = ("stop", "park")
+_MAY_PASS = (DeliveryFailed, LogStopped)
+"""What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
+_PAGE_ROWS, _PAGE_BYTES = 2000, 8 << 20
+_RECEIPT_S = 0.5
+_CHUNK_BYTES = 1 << 20
+_LOOK_S = 0.02
+HOLDER = "table relay"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """How far the relay is. trouble: why it does not go on now, or for good (`is_stopped`); None if it does."""
+
+    topic: str
+    relayed: int
+    waiting: Waiting | None
+    trouble: str | None
+    is_stopped: bool
+
+
+class TableRelay:
+    """Relays the rows of the outbox's topic into `outbox`, in a thread of its own from `start` to `close`, or in the
+    caller's by `run`. A context manager, too: close it before the outbox.
+
+    dsn: SQLAlchemy's URL of the database: postgresql://USER@HOST/DATABASE or sqlite:///FILE.
+    outbox: open, with `carrier="header"`, since the key is the service's. table: the OutboxTable, or its name; given
+    the table itself, a commit of this process wakes the relay. poll_ms: how often it looks otherwise.
+    on_refused: what happens to a row that the outbox refuses: "stop", or "park": it moves to `<table>_parked`.
+    Raises BadArgument.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        dsn: str,
+        *,
+        table: OutboxTable | str = "pushrep_outbox",
+        poll_ms: int = 100,
+        on_refused: str = "stop",
+    ) -> None:
+        if outbox.identity.carrier != "header":
+            raise BadArgument("outbox", "its carrier is 'key', and the key of a row is the service's: make it 'header'")
+        if on_refused not in _ON_REFUSED:
+            raise BadArgument("on_refused", f"{on_refused!r} is neither 'stop' nor 'park'")
+        whole_number("poll_ms", poll_ms, 1, 3_600_000)
+        self.outbox, self.topic = outbox, outbox.identity.topic
+        self._table, self._poll_s, self._on_refused = table, poll_ms / 1000, on_refused
+        name = table.name if isinstance(table, OutboxTable) else table
+        self._database = RelayDatabase(dsn, name, self.topic)
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._relayed, self._trouble = 0, ""
+        self._failure: Exception | None = None
+        self._held: Mapping[int, int] = {}
+
+    def start(self) -> Self:
+        """Relay in a thread. What ends it is in `status()`, and raised by `close`."""
+        self._thread = threading.Thread(target=self._run_in_thread, name="pushrep-table-relay", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End behind the page that is being appended; the next start goes on there. Raises what stopped it."""
+        self._stop.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            if (failure := self._failure) is not None:
+                self._failure = None
+                raise failure
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and the table relay: {failure}")
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Relay until `stop` is set, or `close` is called. Tries again while the database is away or the outbox takes
+        nothing. Raises the errors of this room, and NotLeader once another member leads.
+        """
+        if stop is not None:
+            self._stop = stop
+        table = self._table if isinstance(self._table, OutboxTable) else None
+        if table is not None:
+            table.when_committed(self.topic, self._woken.set)
+        logs = self._logs()
+        for partition, log in logs.items():
+            log.hold(HOLDER, partial(self._needed_from, partition))
+        try:
+            self._run_on(logs)
+        finally:
+            for log in logs.values():
+                log.drop_holder(HOLDER)
+            if table is not None:
+                table.stop_waking(self.topic, self._woken.set)
+            self._database.close()
+
+    def status(self) -> RelayStatus:
+        """What waits, how much was relayed by this object, and what is in the way. Asks the database."""
+        waiting, trouble = None, self._trouble or None
+        try:
+            waiting = self._database.waiting()
+        except SQLAlchemyError as error:
+            trouble = trouble or first_line(error)
+        failure = self._failure
+        return RelayStatus(
+            self.topic, self._relayed, waiting, trouble if failure is None else str(failure), failure is not None
+        )
+
+    def _needed_from(self, partition: int) -> int:
+        """Retention leaves what the open batch put into the log: a restart tells by it what is there already."""
+        return self._held.get(partition, 0)
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except Exception as failure:  # noqa: BLE001 - `close` raises it
+            self._failure = failure
+            _LOG.error("the relay of topic %s has stopped: %s", self.topic, failure)
+
+    def _run_on(self, logs: Mapping[int, SegmentLog]) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                state, appended = self._resume(logs)
+                failures, self._trouble = 0, ""
+                while not self._stop.is_set():
+                    state, appended = self._relay_one(state, appended, logs), {}
+            except _Stopping:
+                return
+            except (DBAPIError, *_MAY_PASS) as error:
+                if isinstance(error, DBAPIError) and not is_away(error):
+                    raise DatabaseFailed(f"the database: {first_line(error)}") from error
+                failures += 1
+                self._trouble = first_line(error)
+                _LOG.warning("the relay of topic %s tries again: %s", self.topic, self._trouble)
+                self._stop.wait(_AGAIN.pause_s(failures))
+
+    def _resume(self, logs: Mapping[int, SegmentLog]) -> tuple[RelayState, Mapping[int, frozenset[int]]]:
+        """The state to go on from, and the rows of its open batch that are in the logs already."""
+        system_id, holder = self._database.check(), holder_of(self.outbox)
+        state = self._database.state()
+        if state is None:
+            state = first_state(holder, system_id, logs, epoch=1)
+            self._database.create(state)
+        if state.holder != holder:
+            if not holder.may_follow(state.holder):
+                why = f"from directory {state.holder.directory_id or 'of a member'}"
+                raise AnotherRelay(self.topic, state.holder.outbox_id, why)
+            newer = replace(state, holder=holder)
+            self._database.change(state, newer)
+            state = newer
+        place = str(self.outbox.directory)
+        if state.system_id != system_id:
+            why = f"the relay's state was made in database {state.system_id}, and this is {system_id}"
+            raise DatabaseMoved(self.topic, why, place)
+        self.outbox.flush()  # what an earlier try appended is in the logs, or never will be
+        verdict = judge(state.batch, {n: log_state(log, state.batch.ends.get(n, 0)) for n, log in logs.items()})
+        if isinstance(verdict, Refused):
+            raise (OutboxWentBack if verdict.outbox_is_old else DatabaseWentBack)(self.topic, verdict.why, place)
+        self._held = state.batch.ends
+        return state, verdict.appended
+
+    def _relay_one(
+        self, state: RelayState, appended: Mapping[int, frozenset[int]], logs: Mapping[int, SegmentLog]
+    ) -> RelayState:
+        """Relay the open batch; without one begin one, once rows wait."""
+        if not state.batch.is_open:
+            self._woken.clear()
+            while not self._database.has_rows():
+                self._woken.wait(self._poll_s)
+                self._woken.clear()
+                if self._stop.is_set():
+                    raise _Stopping
+            state = self._database.begin_batch(state)
+        refused: dict[int, str] = {}
+        last_id, count = 0, 0
+        while page := self._database.page(state, last_id, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES):
+            if self._stop.is_set():
+                raise _Stopping
+            last_id, count = page[-1].id, count + len(page)
+            refused.update(self._append(state, page, appended))
+        self._wait_until_safe(logs)
+        ends = {n: log.log_end_offset for n, log in logs.items()}
+        closed = self._database.close_batch(state, ends, refused)
+        self._held = ends
+        self._relayed += count - len(refused)
+        return closed
+
+    def _append(self, state: RelayState, page: list[Row], appended: Mapping[int, frozenset[int]]) -> dict[int, str]:
+        """Append what is not there yet, and wait until it is; returns the rows that are refused, with why.
+
+        A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
+        Raises RowRefused, and what an append raises.
+        """
+        refused: dict[int, str] = {}
+        waiting: dict[int, deque[list[Row]]] = {}
+        for row in page:
+            there = appended.get(row.partition, frozenset())
+            if row.id in there:
+                continue
+            if there and row.id < max(there):  # what came behind it was appended, so it was refused
+                refused[row.id] = self._refused(row, "it was refused when the batch was appended first")
+                continue
+            waiting.setdefault(row.partition, deque()).append([row])
+        queues = {partition: deque(_chunks(rows)) for partition, rows in waiting.items()}
+        while queues:
+            receipts = []
+            for partition, chunks in list(queues.items()):
+                chunk = chunks.popleft()
+                try:
+                    receipts.append(self._append_chunk(state.batch, partition, chunk))
+                except (RecordRefused, ValueError) as error:
+                    if len(chunk) == 1:
+                        refused[chunk[0].id] = self._refused(chunk[0], str(error))
+                    else:  # one of them: each alone
+                        chunks.extendleft([row] for row in reversed(chunk))
+                if not chunks:
+                    del queues[partition]
+            for receipt in receipts:
+                self._wait_for(receipt)
+        return refused
+
+    def _append_chunk(self, batch: BatchState, partition: int, rows: list[Row]) -> Receipt:
+        if partition not in range(self.outbox.identity.partitions):
+            raise RecordRefused("partition", f"the outbox has {self.outbox.identity.partitions}, counted from 0")
+        now_ms = time.time_ns() // 1_000_000
+        while True:
+            try:
+                return self.outbox.append_many(
+                    partition,
+                    [row.value for row in rows],
+                    keys=[row.key for row in rows],
+                    headers=[_headers(batch, row) for row in rows],
+                    timestamps_ms=[now_ms if row.timestamp_ms is None else row.timestamp_ms for row in rows],
+                )
+            except BufferFull:
+                if self._stop.is_set():
+                    raise _Stopping from None
+
+    def _wait_for(self, receipt: Receipt) -> None:
+        while True:
+            try:
+                receipt.result(timeout=_RECEIPT_S)
+            except ReceiptTimeout:
+                if self._stop.is_set():
+                    raise _Stopping from None
+            else:
+                return
+
+    def _refused(self, row: Row, why: str) -> str:
+        if self._on_refused == "stop":
+            raise RowRefused(self.topic, row.id, why)
+        _LOG.warning("row %d of topic %s is parked: %s", row.id, self.topic, why)
+        return why
+
+    def _wait_until_safe(self, logs: Mapping[int, SegmentLog]) -> None:
+        """Until all that was appended is on disk and acknowledged. Raises what failed."""
+        self.outbox.flush()
+        replication = self.outbox.facts.replication
+        if replication is None or not replication.needs_all:
+            return
+        ends = {n: log.log_end_offset for n, log in logs.items()}
+        while any(logs[n].stable_offset < end for n, end in ends.items()):
+            if self._stop.wait(_LOOK_S):
+                raise _Stopping
+
+    def _logs(self) -> dict[int, SegmentLog]:
+        return {n: self.outbox.log(n) for n in range(self.outbox.identity.partitions)}
+
+
+class _Stopping(Exception):
+    pass
+
+
+def holder_of(outbox: Outbox) -> Holder:
+    """Who this outbox is as a relay's holder: with replicas its grant, without them its directory, of which a copy has
+    another id.
+    """
+    replication = outbox.facts.replication
+    if replication is not None:
+        grant = replication.kept_grant
+        if grant is None:
+            raise BadArgument("outbox", "it leads by no grant yet: too few of its replicas answer")
+        return Holder(outbox.identity.outbox_id, "", grant.generation, grant.epoch)
+    found, _ = read_directory_id(outbox.directory, REAL_FILESYSTEM)
+    return Holder(outbox.identity.outbox_id, "" if found is None else found.directory_id.hex, 0, 0)
+
+
+def first_state(holder: Holder, system_id: str, logs: Mapping[int, SegmentLog], *, epoch: int) -> RelayState:
+    """The state of an epoch before its first batch: whatever is in the logs is of others."""
+    ends = {n: log.log_end_offset for n, log in logs.items()}
+    return RelayState(holder, system_id, BatchState(epoch, 0, False, ends), None, None, 0)
+
+
+def log_state(log: SegmentLog, end: int) -> LogState:
+    """What a log holds of the relay's from offset `end` on: the rows of its newest batch."""
+    newest: tuple[int, int] | None = None
+    rows: set[int] = set()
+    for record in log.records(max(end, log.log_start_offset)):
+        found = EventId.parse(dict(record.headers).get(EVENT_ID))
+        if found is None or (newest is not None and found[:2] < newest):
+            continue
+        if found[:2] != newest:
+            newest = found[:2]
+            rows.clear()
+        rows.add(found.row_id)
+    return LogState(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
+
+
+def _headers(batch: BatchState, row: Row) -> list[tuple[str, bytes | None]]:
+    event_id = EventId(batch.epoch, batch.batch, row.id)
+    return [*headers_of(row.headers), (EVENT_ID, str(event_id).encode()), (CREATED, row.created.encode())]
+
+
+def _chunks(rows: Iterable[list[Row]]) -> Iterator[list[Row]]:
+    """Rows of one append: together at most a megabyte, or one alone."""
+    chunk: list[Row] = []
+    size = 0
+    for (row,) in rows:
+        if chunk and size + row.size_bytes > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row.size_bytes
+    if chunk:
+        yield chunk
