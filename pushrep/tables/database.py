@@ -367,7 +367,9 @@ def _engine_of(dsn: str) -> Engine:
             raise BadArgument("dsn", "a database in memory is seen by its own connection alone: name a file")
         url = url.set(drivername=SQLITE)
     try:
-        engine = create_engine(url, pool_size=2, max_overflow=0, pool_pre_ping=True)
+        # A pooler that gives each transaction another session knows no statement that was prepared in one before.
+        arguments = {} if url.get_backend_name() == SQLITE else {"prepare_threshold": None}
+        engine = create_engine(url, pool_size=2, max_overflow=0, pool_pre_ping=True, connect_args=arguments)
     except (ImportError, NoSuchModuleError) as error:
         raise BadArgument("dsn", f"{error}: pip install 'pushrep[tables]'") from None
     if url.get_backend_name() == SQLITE:
