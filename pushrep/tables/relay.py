@@ -199,14 +199,9 @@ class TableRelay:
         if state is None:
             state = first_state(holder, system_id, logs, epoch=1)
             self._database.create(state)
-        if state.holder != holder:
-            if not holder.may_follow(state.holder):
-                why = f"from directory {state.holder.directory_id or 'of a member'}"
-                raise AnotherRelay(self.topic, state.holder.outbox_id, why)
-            newer = replace(state, holder=holder)
-            self._database.change(state, newer)
-            state = newer
-        place = str(self.outbox.directory)
+        mine, place = state.holder, str(self.outbox.directory)
+        if mine.outbox_id != holder.outbox_id:
+            raise AnotherRelay(self.topic, mine.outbox_id, f"and this is outbox {holder.outbox_id}")
         if state.system_id != system_id:
             why = f"the relay's state was made in database {state.system_id}, and this is {system_id}"
             raise DatabaseMoved(self.topic, why, place)
@@ -214,6 +209,14 @@ class TableRelay:
         verdict = judge(state.batch, {n: log_state(log, state.batch.ends.get(n, 0)) for n, log in logs.items()})
         if isinstance(verdict, Refused):
             raise (OutboxWentBack if verdict.outbox_is_old else DatabaseWentBack)(self.topic, verdict.why, place)
+        if mine != holder:
+            if not holder.may_follow(mine):
+                grant = f"grant {mine.generation}.{mine.leader_epoch}"
+                where = f"directory {mine.directory_id}" if mine.directory_id else f"the member that leads by {grant}"
+                raise AnotherRelay(self.topic, mine.outbox_id, f"by {where}")
+            newer = replace(state, holder=holder)
+            self._database.change(state, newer)
+            state = newer
         self._held = state.batch.ends
         return state, verdict.appended
 
