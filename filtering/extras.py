@@ -15,6 +15,7 @@ EXTRA_OF = {
     "psycopg": "sql",
     "pyarrow": "spark",
     "pyspark": "spark",
+    "sqlalchemy": "tables",
     "starlette": "console",
     "uvicorn": "console",
 }

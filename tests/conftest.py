@@ -165,7 +165,8 @@ def pytest_runtest_protocol(item):
     """End the process, with what each thread does on its standard error, if a test outlives its own timeout: that is a
     signal, which a call into a library that never returns does not see."""
     marked = item.get_closest_marker("timeout")
-    timeout_s = float(marked.args[0]) if marked else float(item.config.getini("timeout"))
+    given = item.config.getoption("timeout") or item.config.getini("timeout")
+    timeout_s = float(marked.args[0] if marked else given)
     faulthandler.dump_traceback_later(2 * timeout_s + _TEARDOWN_S, exit=True, file=item.config.stash[_STDERR])
     try:
         return (yield)

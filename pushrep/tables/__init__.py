@@ -3,6 +3,11 @@
 service's transaction ─▶ row in OutboxTable ─▶ TableRelay ─▶ Outbox ─▶ replicas, Kafka, replay
 """
 
+from filtering.extras import needed_by
+
+with needed_by("pushrep.tables"):
+    import sqlalchemy  # noqa: F401 - an extra of its own
+
 from pushrep.tables.database import Waiting
 from pushrep.tables.decide import EVENT_ID, EventId
 from pushrep.tables.errors import (

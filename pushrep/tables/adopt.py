@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pushrep.outbox import Outbox
 from pushrep.tables.database import RelayDatabase, RelayState
-from pushrep.tables.decide import EVENT_ID, EventId, Refused, judge
-from pushrep.tables.relay import first_state, holder_of, log_state
+from pushrep.tables.decide import Refused, judge
+from pushrep.tables.relay import event_ids, first_state, holder_of, log_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,10 @@ def _findings(state: RelayState | None, system_id: str, outbox: Outbox) -> list[
 
 def _twice(outbox: Outbox, ends: Mapping[int, int], waiting: set[int]) -> tuple[str, ...]:
     """Event-ids in the logs, from the state's ends on, of rows that wait."""
-    found: list[str] = []
-    for n in range(outbox.identity.partitions):
-        log = outbox.log(n)
-        for record in log.records(max(ends.get(n, 0), log.log_start_offset)):
-            one = EventId.parse(dict(record.headers).get(EVENT_ID))
-            if one is not None and one.row_id in waiting:
-                found.append(str(one))
+    found = [
+        str(one)
+        for n in range(outbox.identity.partitions)
+        for one in event_ids(outbox.log(n), ends.get(n, 0))
+        if one.row_id in waiting
+    ]
     return tuple(found[:_TWICE_MAX])

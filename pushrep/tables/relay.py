@@ -352,18 +352,24 @@ def first_state(holder: Holder, system_id: str, logs: Mapping[int, SegmentLog], 
     return RelayState(holder, system_id, BatchState(epoch, 0, False, ends), None, None, 0)
 
 
+def event_ids(log: SegmentLog, start: int) -> Iterator[EventId]:
+    """Those of the log's records from offset `start` on, as far as they are there."""
+    if start < log.log_end_offset:
+        for record in log.records(max(start, log.log_start_offset)):
+            if (found := EventId.parse(dict(record.headers).get(EVENT_ID))) is not None:
+                yield found
+
+
 def log_state(log: SegmentLog, end: int) -> LogState:
     """What a log holds of the relay's from offset `end` on: the rows of its newest batch."""
     newest: tuple[int, int] | None = None
     rows: set[int] = set()
-    for record in log.records(max(end, log.log_start_offset)):
-        found = EventId.parse(dict(record.headers).get(EVENT_ID))
-        if found is None or (newest is not None and found[:2] < newest):
-            continue
-        if found[:2] != newest:
+    for found in event_ids(log, end):
+        if newest is None or found[:2] > newest:
             newest = found[:2]
             rows.clear()
-        rows.add(found.row_id)
+        if found[:2] == newest:
+            rows.add(found.row_id)
     return LogState(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
 
 

@@ -62,8 +62,8 @@ class OrderPlaced:
     customer: str
 
 
-def open_outbox(directory: Path, topic="orders", partitions=2, **settings) -> Outbox:
-    return Outbox.open(directory, topic, partitions, "shop", carrier="header", **settings)
+def open_outbox(directory: Path, topic="orders", partitions=2, producer="shop", **settings) -> Outbox:
+    return Outbox.open(directory, topic, partitions, producer, carrier="header", **settings)
 
 
 def relayed(outbox) -> list[tuple[int, int]]:

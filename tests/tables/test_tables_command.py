@@ -1,0 +1,173 @@
+"""`pushrep tables`, as an operator runs it; and a relay that is killed wherever it is."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sqlalchemy import MetaData, text
+from sqlalchemy.orm import Session
+
+from filtering import ReplayFilter
+from pushrep.tables import EVENT_ID, OutboxTable
+from tests.programs import PUSHREP
+from tests.tables.conftest import OrderPlaced, open_outbox
+
+
+@pytest.fixture
+def orders(engine):
+    metadata = MetaData()
+    topic = OutboxTable(metadata).topic("orders", OrderPlaced, partitions=2, key=lambda one: one.customer)
+    metadata.create_all(engine)
+    return topic
+
+
+@pytest.fixture
+def outbox_at(tmp_path) -> Path:
+    with open_outbox(tmp_path / "outbox"):
+        pass
+    return tmp_path / "outbox"
+
+
+def place(engine, orders, *numbers):
+    with Session(engine) as session, session.begin():
+        for number in numbers:
+            orders.add(session, OrderPlaced(number, f"c{number % 5}"))
+
+
+def tables(*arguments, code=0):
+    done = subprocess.run([PUSHREP, "tables", *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def status(dsn, code=0):
+    return json.loads(tables("status", dsn, "--topic", "orders", "--json", code=code))
+
+
+class Relay:
+    """`pushrep tables relay` in a process of its own."""
+
+    def __init__(self, dsn, outbox_at, *options):
+        command = [sys.executable, "-m", "pushrep.cli.main", "tables", "relay", dsn, "--outbox", outbox_at]
+        command += ["--poll-ms", "1", *options]
+        self.process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        _, said = self.process.communicate()
+        return said
+
+
+def wait_relayed(engine, relay):
+    """Until no row waits."""
+    with engine.connect() as connection:
+        while connection.execute(text("SELECT count(*) FROM pushrep_outbox")).scalar():
+            connection.rollback()
+            assert relay.process.poll() is None, relay.process.stderr.read()
+
+
+def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, orders, tmp_path):
+    assert "give --topic" in tables("relay", dsn, "--outbox", tmp_path / "new", code=2)
+    place(engine, orders, 1, 2, 3)
+    shown = status(dsn)
+    assert (shown["rows_waiting"], shown["rows_relayed"], shown["batch"]) == (3, 0, None)
+    relay = Relay(dsn, tmp_path / "new", "--topic", "orders", "--partitions", "2")
+    wait_relayed(engine, relay)
+    assert "3 rows relayed" in relay.end()
+    assert relay.process.returncode == 0
+    shown = status(dsn)
+    assert (shown["rows_waiting"], shown["rows_relayed"], shown["batch"]) == (0, 3, "1-1")
+    assert "0 rows of topic orders wait; 3 were relayed" in tables("status", dsn, "--topic", "orders")
+
+
+def test_parked_rows_are_retried_or_dropped(engine, dsn, orders, outbox_at):
+    with engine.begin() as connection:
+        for partition in (7, 8, 1):
+            statement = "INSERT INTO pushrep_outbox (topic, partition, value) VALUES ('orders', :partition, NULL)"
+            connection.execute(text(statement), {"partition": partition})
+    said = tables("relay", dsn, "--outbox", outbox_at, code=1)
+    assert "row 1 of topic orders can't be appended: partition" in said
+    relay = Relay(dsn, outbox_at, "--on-refused", "park")
+    wait_relayed(engine, relay)
+    relay.end()
+    assert [one["id"] for one in status(dsn, code=1)["parked"]] == [1, 2]
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pushrep_outbox_parked SET partition = 0 WHERE id = 1"))
+    assert json.loads(tables("retry", dsn, 1, "--topic", "orders", "--json")) == {"retried": [1]}
+    assert json.loads(tables("drop", dsn, 2, 5, "--topic", "orders", "--json")) == {"dropped": [2]}
+    assert status(dsn)["rows_waiting"] == 1
+
+
+def test_adopting_says_what_a_restored_database_costs(engine, dsn, orders, outbox_at):
+    """The state as it was before two batches, and the rows of the second again."""
+    place(engine, orders, 1)
+    relay = Relay(dsn, outbox_at)
+    wait_relayed(engine, relay)
+    with engine.connect() as connection:
+        before = connection.execute(text("SELECT * FROM pushrep_outbox_relay")).one()._asdict()
+    place(engine, orders, 2, 3)
+    wait_relayed(engine, relay)
+    relay.end()
+    with engine.begin() as connection:
+        sets = ", ".join(f"{name} = :{name}" for name in before if name != "topic")
+        connection.execute(text(f"UPDATE pushrep_outbox_relay SET {sets}"), before)
+    assert "batch 1-2" in tables("relay", dsn, "--outbox", outbox_at, code=1)
+    found = json.loads(tables("adopt", dsn, "--outbox", outbox_at, "--dry-run", "--json"))
+    assert (found["epoch"], found["missing"]) == (2, {})
+    assert any("batch 1-2" in one for one in found["findings"])
+    assert "epoch 2" in tables("adopt", dsn, "--outbox", outbox_at)
+    place(engine, orders, 4)
+    relay = Relay(dsn, outbox_at)
+    wait_relayed(engine, relay)
+    relay.end()
+    assert status(dsn)["batch"] == "2-1"
+
+
+def test_a_database_that_is_away_is_told_by_the_exit_code(tmp_path):
+    said = tables("status", "postgresql://nobody@127.0.0.1:1/shop", "--topic", "orders", code=3)
+    assert "error: the database: " in said
+    assert "give a URL" in tables("status", "orders", "--topic", "orders", code=1)
+    assert "neither postgresql nor sqlite" in tables("status", "mysql://a/b", "--topic", "orders", code=1)
+
+
+@pytest.mark.slow
+def test_a_relay_that_is_killed_anywhere_relays_each_row_once(engine, dsn, orders, outbox_at, torture):
+    """Rows are added while relays are killed with -9 at random moments; in the long form many of them."""
+    rng, number = torture.random("tables"), 0
+    kills = 200 if torture.is_long else 5
+    for _ in range(kills):
+        relay = Relay(dsn, outbox_at)
+        for _ in range(rng.randrange(1, 20)):
+            with Session(engine) as session:
+                for _ in range(rng.randrange(1, 40)):
+                    orders.add(session, OrderPlaced(number, f"c{number % 5}"))
+                    number += 1
+                if rng.random() < 0.2:
+                    session.rollback()
+                    continue
+                session.commit()
+        relay.process.poll()
+        relay.end(signal.SIGKILL)
+    relay = Relay(dsn, outbox_at)
+    wait_relayed(engine, relay)
+    relay.end()
+    check(outbox_at, orders)
+
+
+def check(outbox_at, orders):
+    seen, newest = Counter(), {}
+    readers = ReplayFilter()
+    with open_outbox(outbox_at) as outbox:
+        for n in range(2):
+            for record in outbox.log(n).records(0):
+                headers = dict(record.headers)
+                assert readers.admit(headers["stream-metadata"])
+                seen[headers[EVENT_ID].rpartition(b"-")[2]] += 1
+                event = json.loads(record.value)
+                assert newest.get(record.key, -1) < event["order"], "in order by key"
+                newest[record.key] = event["order"]
+    assert set(seen.values()) == {1}
