@@ -1,6 +1,6 @@
 """A web service whose orders and events are one transaction, with a relay as its thread.
 
-    pip install fastapi uvicorn 'pushrep[tables,sql]'
+    pip install fastapi uvicorn                        and pushrep with its extras tables and sql
     python examples/orders_sql.py shop --port 8080                                     SQLite, in shop/
     python examples/orders_sql.py shop --dsn postgresql://shop@127.0.0.1/shop
 

@@ -19,8 +19,9 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.destination import destination_of
 from pushrep.outbox import Outbox, OutboxConfig, read_identity
 from pushrep.outbox.identity import identity_in
-from pushrep.status.table import many, width
+from pushrep.status.table import many
 from pushrep.status.table import table as table_of
+from pushrep.status.terminal import say, width
 from pushrep.tables.adopt import adopt
 from pushrep.tables.database import RelayDatabase, database_errors
 from pushrep.tables.errors import DatabaseFailed
@@ -102,7 +103,7 @@ def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
     ):
         made = TableRelay(outbox, dsn, table=table, poll_ms=poll_ms, on_refused=on_refused)
         made.run(stop)
-        click.echo(f"{many(made.status().relayed, 'row')} relayed", err=True)
+        say(f"{many(made.status().relayed, 'row')} relayed", err=True)
 
 
 @tables.command(short_help="Show what waits, and how far the relay is.")
@@ -121,7 +122,7 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
             system_id = database.check()
             state, waiting, parked = database.state(), database.waiting(), database.parked()
     except DatabaseFailed as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         ctx.exit(3)
     finally:
         database.close()
@@ -140,9 +141,9 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
         show_json(shown)
     else:
         since = "" if waiting.oldest is None else f", the oldest since {waiting.oldest}"
-        click.echo(f"{many(waiting.rows, 'row')} of topic {topic} wait{since}; {shown['rows_relayed']:,} were relayed")
+        say(f"{many(waiting.rows, 'row')} of topic {topic} wait{since}; {shown['rows_relayed']:,} were relayed")
         if state is None:
-            click.echo("no relay of this topic ever ran: pushrep tables relay --help")
+            say("no relay of this topic ever ran: pushrep tables relay --help")
         _show_parked(parked)
     ctx.exit(1 if parked or shown["is_moved"] else 0)
 
@@ -150,8 +151,8 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
 def _show_parked(parked: list[tuple[int, str]]) -> None:
     if parked:
         rows = [(str(row_id), why) for row_id, why in parked]
-        click.echo("\n".join(table_of(["parked row", "why"], rows, width())))
-        click.echo("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
+        say(*table_of(["parked row", "why"], rows, width()))
+        say("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
 
 
 @tables.command("adopt", short_help="Go on after a restore of the database or the outbox.")
@@ -187,13 +188,13 @@ def adopt_command(dsn: str, directory: Path, table: str, dry_run: bool, as_json:
         })  # fmt: skip
         return
     for line in found.findings:
-        click.echo(line)
+        say(line)
     for partition, (first, end) in found.missing.items():
-        click.echo(f"gone: the records [{first:,}, {end:,}) of partition {partition}, and their rows")
+        say(f"gone: the records [{first:,}, {end:,}) of partition {partition}, and their rows")
     if found.twice:
-        click.echo(f"may come twice, as their rows wait again: {', '.join(found.twice)}")
+        say(f"may come twice, as their rows wait again: {', '.join(found.twice)}")
     verb = "would be relayed" if dry_run else "will be relayed"
-    click.echo(f"{many(found.waiting, 'row')} {verb} in epoch {found.epoch}")
+    say(f"{many(found.waiting, 'row')} {verb} in epoch {found.epoch}")
 
 
 @tables.command(short_help="Let parked rows wait again.")
@@ -228,6 +229,6 @@ def _end_parked(database: RelayDatabase, ids: tuple[int, ...], *, again: bool, a
     if as_json:
         show_json({"retried" if again else "dropped": found})
         return
-    click.echo(f"{many(len(found), 'row')} {'wait again' if again else 'are dropped'}")
+    say(f"{many(len(found), 'row')} {'wait again' if again else 'are dropped'}")
     if missing := sorted(set(ids) - set(found)):
-        click.echo(f"not parked: {', '.join(map(str, missing))}", err=True)
+        say(f"not parked: {', '.join(map(str, missing))}", err=True)

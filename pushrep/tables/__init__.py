@@ -8,7 +8,7 @@ from filtering.extras import needed_by
 with needed_by("pushrep.tables"):
     import sqlalchemy  # noqa: F401 - an extra of its own
 
-from pushrep.tables.database import Waiting
+from pushrep.tables.database import WaitingRows
 from pushrep.tables.decide import EVENT_ID, EventId
 from pushrep.tables.errors import (
     AnotherRelay,
@@ -44,6 +44,6 @@ __all__ = [
     "TablesDiffer",
     "TablesError",
     "UnfitDatabase",
-    "Waiting",
+    "WaitingRows",
     "WentBack",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pushrep.outbox import Outbox
 from pushrep.tables.database import RelayDatabase, RelayState
-from pushrep.tables.decide import Refused, judge
+from pushrep.tables.decide import NotContinued, judge
 from pushrep.tables.relay import event_ids, first_state, holder_of, log_state
 
 
@@ -44,7 +44,7 @@ def adopt(outbox: Outbox, database: RelayDatabase, *, dry_run: bool = False) -> 
     epochs = [one.newest[0] for one in found.values() if one.newest is not None]
     epoch = max([0 if state is None else state.batch.epoch, *epochs]) + 1
     findings = list(_findings(state, system_id, outbox))
-    if state is not None and isinstance(verdict := judge(state.batch, found), Refused):
+    if state is not None and isinstance(verdict := judge(state.batch, found), NotContinued):
         findings.append(verdict.why)
     missing = {n: (log.end, ends[n]) for n, log in found.items() if log.end < ends.get(n, 0)}
     new = first_state(holder, system_id, logs, epoch=epoch)

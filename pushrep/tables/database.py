@@ -83,7 +83,7 @@ class RelayState:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row that waits."""
 
     id: int
@@ -101,7 +101,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRows:
     """What waits for the relay. oldest: when the row that waits longest was inserted, ISO 8601."""
 
     rows: int
@@ -190,15 +190,15 @@ class RelayDatabase:
             self._change(connection, state, new)
         return new
 
-    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> list[Row]:
+    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> list[TableRow]:
         """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. Empty at the end."""
         rows = self._tables.rows
-        columns = (rows.c[name] for name in Row.__dataclass_fields__)
+        columns = (rows.c[name] for name in TableRow.__dataclass_fields__)
         wanted = select(*columns).where(self._in_batch(state), rows.c.id > after_id).order_by(rows.c.id).limit(rows_max)
         found, size = [], 0
         with self._engine.connect().execution_options(stream_results=True, max_row_buffer=100) as connection:
             for one in connection.execute(wanted):
-                found.append(Row(*one))
+                found.append(TableRow(*one))
                 size += found[-1].size_bytes
                 if size >= bytes_max:
                     break
@@ -240,12 +240,12 @@ class RelayDatabase:
                 connection.execute(update(rows).where(waiting).values(xid=text("pg_current_xact_id()")))
             return int(connection.execute(select(func.count()).select_from(rows).where(waiting)).scalar_one())
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingRows:
         """What waits now. It counts the rows, so it is for status, not for each poll."""
         rows = self._tables.rows
         counted = select(func.count(), func.min(rows.c.created)).where(rows.c.topic == self._topic)
         with self._engine.connect() as connection:
-            return Waiting(*connection.execute(counted).one())
+            return WaitingRows(*connection.execute(counted).one())
 
     def waiting_ids(self, most: int) -> set[int]:
         """The ids of rows that wait, the lowest ones."""

@@ -44,7 +44,7 @@ class BatchState(NamedTuple):
     ends: Mapping[int, int]
 
 
-class LogState(NamedTuple):
+class RelayedLog(NamedTuple):
     """A partition's log. newest: the highest (epoch, batch) in it from the state's end on; rows: its rows there."""
 
     start: int
@@ -59,31 +59,33 @@ class GoesOn(NamedTuple):
     appended: Mapping[int, frozenset[int]]
 
 
-class Refused(NamedTuple):
+class NotContinued(NamedTuple):
     """It may not. outbox_is_old: the outbox lacks what the database gave it; else the database is the older one."""
 
     outbox_is_old: bool
     why: str
 
 
-def judge(state: BatchState, logs: Mapping[int, LogState]) -> GoesOn | Refused:
+def judge(state: BatchState, logs: Mapping[int, RelayedLog]) -> GoesOn | NotContinued:
     """Whether the relay may go on with this outbox."""
     appended = {}
     at = (state.epoch, state.batch)
     for partition, log in logs.items():
         end = state.ends.get(partition, 0)
         if log.end < end:
-            return Refused(True, f"the log of partition {partition} ends at {log.end}, and held everything below {end}")
+            return NotContinued(
+                True, f"the log of partition {partition} ends at {log.end}, and held everything below {end}"
+            )
         if log.newest is not None and log.newest > at:
             there = f"batch {log.newest[0]}-{log.newest[1]} in partition {partition} of the outbox"
-            return Refused(False, f"there are records of {there}, and the database is at batch {at[0]}-{at[1]}")
+            return NotContinued(False, f"there are records of {there}, and the database is at batch {at[0]}-{at[1]}")
         if log.start > end:
-            return Refused(
+            return NotContinued(
                 False, f"what was appended to partition {partition} from offset {end} on is not there any more"
             )
         if log.newest == at:
             if not state.is_open:
                 there = f"partition {partition} holds records of batch {at[0]}-{at[1]} behind offset {end}"
-                return Refused(False, f"{there}, at which the database closed that batch")
+                return NotContinued(False, f"{there}, at which the database closed that batch")
             appended[partition] = log.rows
     return GoesOn(appended)

@@ -30,8 +30,8 @@ from pushrep.log.directory_id import read_directory_id
 from pushrep.outbox import Outbox, Receipt
 from pushrep.outbox.errors import BufferFull, DeliveryFailed, LogStopped, ReceiptTimeout, RecordRefused
 from pushrep.settings import whole_number
-from pushrep.tables.database import Holder, RelayDatabase, RelayState, Row, Waiting, first_line, is_away
-from pushrep.tables.decide import EVENT_ID, BatchState, EventId, LogState, Refused, judge
+from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, WaitingRows, first_line, is_away
+from pushrep.tables.decide import EVENT_ID, BatchState, EventId, NotContinued, RelayedLog, judge
 from pushrep.tables.errors import (
     AnotherRelay,
     DatabaseFailed,
@@ -60,7 +60,7 @@ class RelayStatus:
 
     topic: str
     relayed: int
-    waiting: Waiting | None
+    waiting: WaitingRows | None
     trouble: str | None
     is_stopped: bool
 
@@ -207,7 +207,7 @@ class TableRelay:
             raise DatabaseMoved(self.topic, why, place)
         self.outbox.flush()  # what an earlier try appended is in the logs, or never will be
         verdict = judge(state.batch, {n: log_state(log, state.batch.ends.get(n, 0)) for n, log in logs.items()})
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, NotContinued):
             raise (OutboxWentBack if verdict.outbox_is_old else DatabaseWentBack)(self.topic, verdict.why, place)
         if mine != holder:
             if not holder.may_follow(mine):
@@ -246,14 +246,16 @@ class TableRelay:
         self._relayed += count - len(refused)
         return closed
 
-    def _append(self, state: RelayState, page: list[Row], appended: Mapping[int, frozenset[int]]) -> dict[int, str]:
+    def _append(
+        self, state: RelayState, page: list[TableRow], appended: Mapping[int, frozenset[int]]
+    ) -> dict[int, str]:
         """Append what is not there yet, and wait until it is; returns the rows that are refused, with why.
 
         A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
         Raises RowRefused, and what an append raises.
         """
         refused: dict[int, str] = {}
-        waiting: dict[int, deque[list[Row]]] = {}
+        waiting: dict[int, deque[list[TableRow]]] = {}
         for row in page:
             there = appended.get(row.partition, frozenset())
             if row.id in there:
@@ -280,7 +282,7 @@ class TableRelay:
                 self._wait_for(receipt)
         return refused
 
-    def _append_chunk(self, batch: BatchState, partition: int, rows: list[Row]) -> Receipt:
+    def _append_chunk(self, batch: BatchState, partition: int, rows: list[TableRow]) -> Receipt:
         if partition not in range(self.outbox.identity.partitions):
             raise RecordRefused("partition", f"the outbox has {self.outbox.identity.partitions}, counted from 0")
         now_ms = time.time_ns() // 1_000_000
@@ -307,7 +309,7 @@ class TableRelay:
             else:
                 return
 
-    def _refused(self, row: Row, why: str) -> str:
+    def _refused(self, row: TableRow, why: str) -> str:
         if self._on_refused == "stop":
             raise RowRefused(self.topic, row.id, why)
         _LOG.warning("row %d of topic %s is parked: %s", row.id, self.topic, why)
@@ -360,7 +362,7 @@ def event_ids(log: SegmentLog, start: int) -> Iterator[EventId]:
                 yield found
 
 
-def log_state(log: SegmentLog, end: int) -> LogState:
+def log_state(log: SegmentLog, end: int) -> RelayedLog:
     """What a log holds of the relay's from offset `end` on: the rows of its newest batch."""
     newest: tuple[int, int] | None = None
     rows: set[int] = set()
@@ -370,17 +372,17 @@ def log_state(log: SegmentLog, end: int) -> LogState:
             rows.clear()
         if found[:2] == newest:
             rows.add(found.row_id)
-    return LogState(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
+    return RelayedLog(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
 
 
-def _headers(batch: BatchState, row: Row) -> list[tuple[str, bytes | None]]:
+def _headers(batch: BatchState, row: TableRow) -> list[tuple[str, bytes | None]]:
     event_id = EventId(batch.epoch, batch.batch, row.id)
     return [*headers_of(row.headers), (EVENT_ID, str(event_id).encode()), (CREATED, row.created.encode())]
 
 
-def _chunks(rows: Iterable[list[Row]]) -> Iterator[list[Row]]:
+def _chunks(rows: Iterable[list[TableRow]]) -> Iterator[list[TableRow]]:
     """Rows of one append: together at most a megabyte, or one alone."""
-    chunk: list[Row] = []
+    chunk: list[TableRow] = []
     size = 0
     for (row,) in rows:
         if chunk and size + row.size_bytes > _CHUNK_BYTES:

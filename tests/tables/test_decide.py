@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.tables.decide import BatchState, EventId, GoesOn, LogState, Refused, judge
+from pushrep.tables.decide import BatchState, EventId, GoesOn, NotContinued, RelayedLog, judge
 
 CLOSED, OPEN = BatchState(1, 4, False, {0: 10}), BatchState(1, 5, True, {0: 10})
 NONE: frozenset[int] = frozenset()
@@ -13,20 +13,20 @@ NONE: frozenset[int] = frozenset()
 @pytest.mark.parametrize(
     ("state", "log", "said"),
     [
-        (CLOSED, LogState(0, 10), "goes on"),
-        (CLOSED, LogState(10, 10), "goes on"),  # retention removed all of it
-        (CLOSED, LogState(0, 12), "goes on"),  # somebody appended by hand
-        (CLOSED, LogState(0, 12, (1, 3), frozenset({7})), "goes on"),  # and sent an old record again
-        (CLOSED, LogState(0, 9), "outbox"),
-        (CLOSED, LogState(0, 0), "outbox"),
-        (CLOSED, LogState(0, 12, (1, 5), frozenset({7})), "database"),
-        (CLOSED, LogState(0, 12, (2, 1), frozenset({7})), "database"),
-        (CLOSED, LogState(0, 12, (1, 4), frozenset({7})), "database"),
-        (CLOSED, LogState(11, 12), "database"),
-        (OPEN, LogState(0, 10), "goes on"),
-        (OPEN, LogState(0, 12, (1, 5), frozenset({7, 8})), {0: frozenset({7, 8})}),
-        (OPEN, LogState(0, 12, (1, 6), frozenset({7})), "database"),
-        (OPEN, LogState(0, 9), "outbox"),
+        (CLOSED, RelayedLog(0, 10), "goes on"),
+        (CLOSED, RelayedLog(10, 10), "goes on"),  # retention removed all of it
+        (CLOSED, RelayedLog(0, 12), "goes on"),  # somebody appended by hand
+        (CLOSED, RelayedLog(0, 12, (1, 3), frozenset({7})), "goes on"),  # and sent an old record again
+        (CLOSED, RelayedLog(0, 9), "outbox"),
+        (CLOSED, RelayedLog(0, 0), "outbox"),
+        (CLOSED, RelayedLog(0, 12, (1, 5), frozenset({7})), "database"),
+        (CLOSED, RelayedLog(0, 12, (2, 1), frozenset({7})), "database"),
+        (CLOSED, RelayedLog(0, 12, (1, 4), frozenset({7})), "database"),
+        (CLOSED, RelayedLog(11, 12), "database"),
+        (OPEN, RelayedLog(0, 10), "goes on"),
+        (OPEN, RelayedLog(0, 12, (1, 5), frozenset({7, 8})), {0: frozenset({7, 8})}),
+        (OPEN, RelayedLog(0, 12, (1, 6), frozenset({7})), "database"),
+        (OPEN, RelayedLog(0, 9), "outbox"),
     ],
 )
 def test_the_table(state, log, said):
@@ -36,7 +36,7 @@ def test_the_table(state, log, said):
     elif said == "goes on":
         assert verdict == GoesOn({})
     else:
-        assert isinstance(verdict, Refused)
+        assert isinstance(verdict, NotContinued)
         assert verdict.outbox_is_old == (said == "outbox")
 
 
@@ -69,7 +69,7 @@ def test_whoever_is_restored_to_an_earlier_moment_is_refused(data):
         behind = log[database.ends[n] :]
         newest = max((one[:2] for one in behind), default=None)
         rows = frozenset(one.row_id for one in behind if one[:2] == newest)
-        found[n] = LogState(0, len(log), newest, rows)
+        found[n] = RelayedLog(0, len(log), newest, rows)
     verdict = judge(database, found)
     held = {one for log in outbox.values() for one in log}
     given_before = {one for log in moments[at][1].values() for one in log}

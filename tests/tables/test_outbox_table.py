@@ -294,6 +294,6 @@ def test_both_databases_have_the_columns_that_the_page_names(engine, metadata, o
     with Session(engine) as session, session.begin():
         orders.add(session, OrderPlaced(1, "ann"))
     with engine.connect() as connection:
-        row = connection.execute(text("SELECT * FROM pushrep_outbox")).one()._mapping
+        row = connection.execute(text("SELECT * FROM pushrep_outbox")).mappings().one()
     assert set(row) == {"id", "xid", "topic", "partition", "key", "value", "headers", "timestamp_ms", "created"}
     assert dt.datetime.fromisoformat(row["created"]).tzinfo is not None
