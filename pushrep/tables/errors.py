@@ -11,9 +11,11 @@ DatabaseMoved        pushrep tables adopt
 RowRefused           correct the row, or park it
 """
 
+import shlex
+
 from pushrep.errors import PushrepError
 
-ADOPT = "pushrep tables adopt DSN --topic {topic} --outbox {outbox}"
+ADOPT = "pushrep tables adopt DSN --outbox {}"
 
 
 class TablesError(PushrepError):
@@ -48,7 +50,7 @@ class AnotherRelay(TablesError):
     def __init__(self, topic: str, outbox_id: str, why: str) -> None:
         super().__init__(
             f"the rows of topic {topic} are relayed into outbox {outbox_id}, {why}: stop one of the two. If the other "
-            f"one is gone for good: {ADOPT.format(topic=topic, outbox='DIR')}"
+            f"one is gone for good: {ADOPT.format('DIR')}"
         )
         self.topic, self.outbox_id = topic, outbox_id
 
@@ -59,7 +61,7 @@ class WentBack(TablesError):
     def __init__(self, topic: str, why: str, outbox: str) -> None:
         super().__init__(
             f"topic {topic}: {why}. Find out which of the two was restored; then, to go on from the database as it is, "
-            f"{ADOPT.format(topic=topic, outbox=outbox)}, which first lists what may be missing or come twice"
+            f"{ADOPT.format(shlex.quote(outbox))}, which first lists what may be missing or come twice"
         )
         self.topic, self.why = topic, why
 
