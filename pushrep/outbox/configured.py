@@ -104,7 +104,7 @@ def outbox_settings(
 def _tables_in(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_text("file", path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadArgument(str(path), f"is no TOML: {error}") from error
 
 

@@ -6,7 +6,7 @@ ReplicaNode.status() ─▶ NodeStatus ─ as_dict() ─▶ JSON of control.sock
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from pushrep.replay.events import ReplayState
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.status import Blocks, Problem, Status
-from pushrep.status.value import plain
+from pushrep.status.problem import ShownProblem
+from pushrep.status.value import fits, plain
 
 STALLED_MS = 60_000
 """A replay that is behind and receives nothing for less than this is no problem yet: its consumer may be busy."""
@@ -192,6 +193,12 @@ class NodeStatus(Status):
         found = {name: value for name, value in self.as_dict().items() if name != "logs"}
         texts = [json.dumps(_shortened(found, items)) for items in _ANSWER_ITEMS]
         return next((text for text in texts if len(text) <= _ANSWER_BYTES_MAX), texts[-1])
+
+
+def is_node_status(found: Mapping[str, Any]) -> bool:
+    """Whether it is such as `NodeStatus.as_dict` gives; a node may be of another version, or another program."""
+    more = {"disk": DiskStatus | None, "problems": Sequence[ShownProblem]}
+    return fits(found, NodeStatus) and all(name in found and fits(found[name], more[name]) for name in more)
 
 
 def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> tuple[tuple[NodeLog, ...], tuple[LogsStatus, ...]]:

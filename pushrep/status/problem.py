@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 CERTIFICATE_LEFT_S = 14 * 86_400
 """A certificate that expires within this time is a problem."""
@@ -22,6 +22,18 @@ class Blocks(Enum):
     """A copy falls behind."""
     NOTHING = "nothing"
     """An operator is needed soon."""
+
+
+class ShownProblem(TypedDict):
+    """A problem as a JSON object. command: for the place where it is."""
+
+    problem: str
+    subject: str
+    why: str
+    since_ms: int | None
+    blocks: str
+    advice: str
+    command: str
 
 
 class ProblemKind(NamedTuple):
@@ -181,7 +193,7 @@ class Problem(NamedTuple):
         """Its place among others, the worst first."""
         return self.blocked is not Blocks.APPENDS, _ORDER[self.name]
 
-    def as_dict(self, at: str) -> dict[str, Any]:
+    def as_dict(self, at: str) -> ShownProblem:
         """The problem as a JSON object. at: the place, for its command."""
         kind = PROBLEMS[self.name]
         return {

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, Self
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Protocol, Self, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from filtering.replay_filter import FilterCounts
 from pushrep.status.problem import PROBLEMS, Blocks, Problem, certificate_problems
@@ -172,3 +173,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(one) for one in value]
     return {name: plain(getattr(value, name)) for name in value.__slots__} if hasattr(value, "__slots__") else value
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is such as `plain` makes of that type. An object may have more fields."""
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer in {Union, UnionType}:
+        return any(fits(value, one) for one in inner)
+    if outer in {int, float, str, bool, NoneType}:
+        return type(value) in {outer, int} if outer is float else type(value) is outer
+    if is_dataclass(outer) or is_typeddict(outer) or hasattr(outer, "_fields"):
+        wanted = get_type_hints(outer)
+        return isinstance(value, dict) and all(name in value and fits(value[name], wanted[name]) for name in wanted)
+    if issubclass(outer, Mapping):
+        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
+    if issubclass(outer, Sequence):
+        return isinstance(value, list) and all(fits(one, inner[0]) for one in value)
+    return isinstance(value, str)

@@ -32,7 +32,7 @@ def test_a_file_keeps_to_its_published_schema(schema):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_week_the_lowest_versions_are_tried_and_none_of_them_is_below_a_hole_that_was_met():
+def test_n11_each_week_the_lowest_versions_are_tried_and_none_is_below_a_hole_that_was_met():
     jobs = YAML(typ="safe").load(GITHUB / "workflows" / "weekly.yml")["jobs"]
     assert "make floors" in [step.get("run") for step in jobs["floors"]["steps"]]
     lowest = {name: tuple(map(int, version.split("."))) for name, version in floors().items()}

@@ -18,24 +18,28 @@ import pytest
 from filtering import HighwaterMarks, StreamMetadata
 from pushrep import Acks, Outbox, OutboxConfig, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli.main import run
+from pushrep.cli.status import look_at
 from pushrep.errors import BadArgument
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.records import Record, TimestampType
 from pushrep.replay import FOLLOW
+from pushrep.replicate.node_status import NodeStatus, is_node_status
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, Startpoint, StartpointStore
 from pushrep.status.table import size
+from pushrep.status.text import status_lines
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, RowCounts
 from spark_jobs.file_marks import FileMarks
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.support.forged import forged_value
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 from pushrep.console import pages, records, watch
 from pushrep.console.access import Admission, ConsoleAccess, kept_password
-from pushrep.console.watch import PlaceWatch
-from pushrep.console.web import ConsoleServer, ConsoleSettings
+from pushrep.console.watch import PlaceWatch, Reading
+from pushrep.console.web import ConsoleServer, ConsoleSettings, environment
 from pushrep.status import PROBLEMS
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -251,6 +255,36 @@ def test_places_of_every_kind_and_state_have_their_page(world, tmp_path, capfd):
         assert "at rest" in cells(get(server, "/")[2], "other-table")[0][1]
 
 
+def test_n8_a_node_whose_status_is_none_takes_no_page_from_the_others(world, monkeypatch, torture):
+    """A member gone bad, or of another version: its status is refused, or each page of it can be shown."""
+    world.node(1)
+    node = world.nodes[1]
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        (found,) = look_at(str(node.address))
+        random, taken = torture.random("statuses"), 0
+        for _ in range(torture.count(600, 20_000)):
+            said = forged_value(random, found)
+            if isinstance(said, dict) and is_node_status(said | {"kind": "node"}):
+                row = pages.row_of(Reading("n", said | {"kind": "node", "place": "n", "address": "n"}, 0))
+                shown = {
+                    "page": pages.fleet([row.reading], []),
+                    "at_ms": 0,
+                    "row": row,
+                    "first": 0,
+                    "here": "/",
+                    "title": "t",
+                }
+                assert list(status_lines(row.found, None))
+                for template in ("fleet.html", "node.html"):
+                    assert environment().get_template(template).render(shown)
+                taken += 1
+        assert taken, "a text may be any other"
+        monkeypatch.setattr(NodeStatus, "as_answer", lambda _: json.dumps(found | {"leaders": "many"}))
+        (place,) = look_at(str(node.address))
+        assert (place["kind"], "its status is not that of a node" in place["why"]) == ("unknown", True)
+
+
 def test_a_nodes_page_shows_its_replay_sessions_as_status_does(world, capfd):
     world.node(1)
     node = world.nodes[1]
@@ -330,7 +364,7 @@ def test_a_records_value_is_shown_when_asked_for_in_the_form_asked_for(outbox_of
         (b"\0" * 50_000_000, "hex", None),
     ],
 )
-def test_at_most_4000_characters_are_shown_and_the_rest_is_not_decoded(value, form, shown):
+def test_n5_at_most_4000_characters_are_shown_and_the_rest_is_not_decoded(value, form, shown):
     tracemalloc.start()
     try:
         found = records.payload_of(Record(0, 0, TimestampType.CREATE_TIME, None, value), "header", form).value
@@ -425,7 +459,7 @@ def test_startpoints_are_shown_with_their_state_and_history(consumed):
 
 
 @pytest.mark.parametrize("path", ["/", STARTPOINTS, "/outbox/outbox/records", "/filter", "/static/console.js"])
-def test_nothing_can_be_posted(consumed, path):
+def test_n5_nothing_can_be_posted(consumed, path):
     with serve(consumed) as server:
         assert get(server, path, "POST", "reason=no")[0] == 405
 
@@ -446,7 +480,7 @@ def basic(password, name="ada"):
     return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
 
 
-def test_with_a_password_no_route_answers_without_it(secured):
+def test_n5_with_a_password_no_route_answers_without_it(secured):
     server, trusting = secured
     for path in ("/", STARTPOINTS, "/outbox/outbox/records", "/filter", "/static/console.css", "/nowhere", "//static/"):
         code, headers, _ = get(server, path, tls=trusting)
@@ -456,16 +490,23 @@ def test_with_a_password_no_route_answers_without_it(secured):
     assert get(server, "/", tls=trusting, Authorization=basic(PASSWORD, "bob"))[0] == 200
 
 
-def test_a_header_that_makes_another_url_changes_nothing(secured):
+def test_n5_a_header_that_makes_another_url_changes_nothing(secured):
     """The request's URL is made of Host and path: neither that, nor what a proxy would say, decides."""
     server, trusting = secured
-    for host in ("127.0.0.1/static/", "127.0.0.1/static/?", "localhost@elsewhere.example", "127.0.0.1#", ""):
+    for host in (
+        "127.0.0.1/static/",
+        "127.0.0.1/login?",
+        "localhost@elsewhere.example",
+        "127.0.0.1#",
+        "[::1%/login?]",
+        "",
+    ):
         assert get(server, "/", tls=trusting, Host=host)[0] in {400, 401, 421}
     forwarded = {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "localhost", "Forwarded": "for=127.0.0.1"}
     assert get(server, "/", tls=trusting, **forwarded)[0] == 401
 
 
-def test_wrong_passwords_wait_a_second_sixteen_at_most_and_a_right_one_does_not(secured):
+def test_n5_wrong_passwords_wait_a_second_sixteen_at_most_and_a_right_one_does_not(secured):
     server, trusting = secured
 
     def guess(number):
@@ -503,7 +544,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_only_its_own_host_is_answered(host):
+def test_n5_only_its_own_host_is_answered(host):
     """By a console on loopback, and by one that other machines reach."""
     local = ConsoleAccess(listen=Address("127.0.0.1", 8090))
     other = ConsoleAccess(listen=Address("0.0.0.0", 8090), password=PASSWORD)

@@ -111,7 +111,7 @@ def test_the_image_copies_what_is_there_and_docker_is_shown(document):
 
 
 @pytest.mark.parametrize("spoil", [None, "another", "missing", "one more"])
-def test_the_image_takes_no_jar_whose_sum_is_another(tmp_path, spoil):
+def test_n11_the_image_takes_no_jar_whose_sum_is_another(tmp_path, spoil):
     """The step of the Dockerfile behind Maven's, on files of our own with sums of our own."""
     (check,) = re.findall(r"^    && (cd /jars .*)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     (tmp_path / "jars").mkdir()

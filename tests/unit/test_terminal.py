@@ -70,7 +70,7 @@ def test_a_table_s_cell_is_in_its_row(limit):
 
 
 @pytest.mark.parametrize("word", WRITABLE)
-def test_a_startpoint_s_reason_and_author_write_no_line(run, tmp_path, word):
+def test_n7_a_startpoint_s_reason_and_author_write_no_line(run, tmp_path, word):
     """Whoever may set one could write lines of his own into the history; a file may hold what the door refuses now."""
     store = StartpointStore.open(tmp_path / "startpoints")
     store.write("billing", "orders", 0, Startpoint.specific(10), "wrote nonsense", author="ann")
@@ -91,7 +91,7 @@ def test_a_startpoint_s_reason_and_author_write_no_line(run, tmp_path, word):
 
 
 @pytest.mark.parametrize("word", WRITABLE)
-def test_a_record_s_value_key_and_headers_write_no_line(run, tmp_path, word, monkeypatch):
+def test_n7_a_record_s_value_key_and_headers_write_no_line(run, tmp_path, word, monkeypatch):
     data = word.encode()
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append([data, b"\x9b\xff"], keys=[data, data], headers=[[(word, data)], []])
@@ -122,7 +122,7 @@ def with_word(value, word):
 
 
 @pytest.mark.parametrize("limit", [None, 60])
-def test_a_status_of_others_words_is_printable(tmp_path, limit):
+def test_n7_a_status_of_others_words_is_printable(tmp_path, limit):
     with Outbox.open(tmp_path / "a", topic="orders", partitions=2, producer="billing") as outbox:
         outbox.append(0, b"x").result(10)
         (found,) = look_at(str(tmp_path / "a"), with_partitions=True)
@@ -145,7 +145,7 @@ def test_a_status_of_others_words_is_printable(tmp_path, limit):
 
 
 @pytest.mark.parametrize("word", WRITABLE)
-def test_an_error_and_a_wrong_use_are_one_printable_line_each(run, tmp_path, word):
+def test_n7_an_error_and_a_wrong_use_are_one_printable_line_each(run, tmp_path, word):
     assert len(run("startpoint", "show", tmp_path / word.replace("/", ""), "1")) <= 4
     assert run("status", "--no-such", word)[-1].startswith("Error: ")
     assert len(run("replay", tmp_path, "orders-0", "--from", word)) == 1
@@ -174,7 +174,7 @@ def test_a_note_beside_a_bar_is_no_markup_and_printable(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("word", BAD)
-def test_names_and_reasons_with_such_characters_are_refused(tmp_path, word):
+def test_n7_names_and_reasons_with_such_characters_are_refused(tmp_path, word):
     store = StartpointStore.open(tmp_path / "startpoints")
     with pytest.raises(BadArgument, match="reason"):
         store.write("billing", "orders", 0, Startpoint.earliest(), word)
