@@ -1,5 +1,7 @@
 """Files that are created once, on any file system that Spark reads."""
 
+import os
+
 import pytest
 
 from spark_jobs import idempotent_table
@@ -25,13 +27,13 @@ def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.fixture
-def files_of_sparks_package(spark):
-    """The local file system of Spark's package is Hive's, which refuses to rename a file to one that is there; Hadoop's
-    own, and so that of tests/conftest.py, replaces it.
+@pytest.fixture(params=["org.apache.hadoop.hive.ql.io.ProxyLocalFileSystem", "org.apache.hadoop.fs.LocalFileSystem"])
+def local_files(request, spark):
+    """Of Spark's package it is Hive's file system, which refuses to rename a file to one that is there; Hadoop's own
+    replaces it.
     """
     settings = spark.sparkContext._jsc.hadoopConfiguration()
-    own = {"fs.file.impl": "org.apache.hadoop.hive.ql.io.ProxyLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+    own = {"fs.file.impl": request.param, "fs.file.impl.disable.cache": "true"}
     before = {name: settings.get(name) for name in own}
     for name, value in own.items():
         settings.set(name, value)
@@ -40,21 +42,18 @@ def files_of_sparks_package(spark):
         settings.unset(name) if value is None else settings.set(name, value)
 
 
-@pytest.mark.usefixtures("files_of_sparks_package")
-def test_of_two_writers_of_one_name_none_puts_the_others_bytes_there(spark, tmp_path):
-    """Each has written its bytes aside before one of them renames."""
+@pytest.mark.usefixtures("local_files")
+def test_of_two_writers_of_one_name_none_puts_the_others_bytes_there(spark, tmp_path, monkeypatch):
+    """Each has written its bytes aside before one of them gives them the name."""
     first, second = (HadoopDirectory(spark, str(tmp_path)) for _ in range(2))
-    rename_first, rename_second, seen = first.rename, second.rename, []
+    link, seen = os.link, []
 
-    def of_the_first(name, to):
-        def of_the_second(name_of_second, to):
-            seen.append((rename_first(name, to), first.read(to)))
-            return rename_second(name_of_second, to)
+    def of_the_second(aside, name):
+        monkeypatch.setattr(os, "link", link)
+        seen.append(first.create_bytes("marks", b"first"))
+        link(aside, name)
 
-        second.rename = of_the_second
-        seen.append((second.create_bytes(to, b"second"), first.read(to)))
-        return seen[0][0]
-
-    first.rename = of_the_first
-    first.create_bytes("marks", b"first")
-    assert seen == [(True, "first"), (False, "first")]
+    monkeypatch.setattr(os, "link", of_the_second)
+    seen.append(second.create_bytes("marks", b"second"))
+    assert (seen, first.read("marks")) == ([True, False], "first")
+    assert [name for name in first.names() if not name.startswith(".")] == ["marks"], "nothing is left aside"
