@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spark_jobs.keyed_state import filter_replays
     from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.catalog_table import idempotent_table
+    from spark_jobs.sinks.several import all_of
     from spark_jobs.sources import register_sources
 
 _HOME = {
@@ -23,6 +24,7 @@ _HOME = {
     "ReplayFilteredBatches": "spark_jobs.replay_filter",
     "SourcePosition": "spark_jobs.columns",
     "SparkJobError": "spark_jobs.errors",
+    "all_of": "spark_jobs.sinks.several",
     "carrier_key": "spark_jobs.columns",
     "filter_frame": "spark_jobs.frame",
     "filter_replays": "spark_jobs.keyed_state",
@@ -37,6 +39,7 @@ __all__ = [
     "ReplayFilteredBatches",
     "SourcePosition",
     "SparkJobError",
+    "all_of",
     "carrier_key",
     "filter_frame",
     "filter_replays",

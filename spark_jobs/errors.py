@@ -35,7 +35,24 @@ class StoreUnfit(SparkJobError):
 
 
 class CheckpointWentBack(SparkJobError):
-    """Spark planned a batch anew that had been stored with other records, and what was written can't be taken back."""
+    """Spark runs a batch again that was stored, and what was written can't be taken back: go on as the message says."""
+
+
+class TableWentBack(SparkJobError):
+    """The table lacks batches of which marks and checkpoint say that they were written: restore them, or go back, too.
+
+    Going on would leave their rows out.
+    """
+
+    def __init__(self, location: str, query_id: str, held: int, batch_id: int) -> None:
+        back = f"adopt=({query_id!r}, {held}), --adopt {query_id}:{held}"
+        super().__init__(
+            f"the table ends with batch {held} of query {query_id}, and its checkpoint and the marks at {location} go "
+            f"on behind batch {batch_id}: an older copy of it was restored, or batches were removed. Put them back; or "
+            f"begin a fresh checkpoint with {'an empty place for the marks' if held < 0 else back}, which reads their "
+            "records again"
+        )
+        self.location, self.query_id, self.held, self.batch_id = location, query_id, held, batch_id
 
 
 ROWS_WOULD_BE_LOST = (

@@ -16,6 +16,7 @@ Both ways accept rows in any order.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -328,8 +329,10 @@ class FirstPass:
         if self._without_runs:
             self._without_runs -= 1
         else:
-            spark = keyed.sparkSession  # the query's own session, where Spark's default of 200 tasks may be changed
-            with setting(spark, _SHUFFLE, min(cores_of(spark), int(spark.conf.get(_SHUFFLE) or 200))):
+            # The query's own session, where Spark's default of 200 tasks may be changed; over Connect it is the user's.
+            spark = keyed.sparkSession
+            tasks = min(cores_of(spark), int(spark.conf.get(_SHUFFLE) or 200))
+            with nullcontext() if over_connect(spark) else setting(spark, _SHUFFLE, tasks):
                 found = by_runs(keyed, self._rule)
             self._without_runs = self._pause = min(2 * self._pause or 1, WITHOUT_RUNS)
         return by_rows(keyed, before, self._rule) if found is None else found

@@ -13,11 +13,12 @@ runs N again, which reads marks N-1 again and hands over the same rows.
 
 import logging
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from filtering.errors import BadFilterSetting, WrongCarrier
 from pushrep.env import SYSTEM_CLOCK, Clock
@@ -30,6 +31,7 @@ from spark_jobs.errors import (
     FrameUnusable,
     MarksMissing,
     MarksOfAnotherQuery,
+    TableWentBack,
 )
 from spark_jobs.frame import CarrierChecks, FilteredFrame, FirstPass, by_rows, decided_frame, keyed_frame
 from spark_jobs.replacing import Replacing
@@ -39,14 +41,33 @@ _LOG = logging.getLogger(__name__)
 
 Handler = Callable[[DataFrame, int], Any]
 
+_USED: dict[int, list[str]] = {}
+"""The stores, by identity, of which a batch runs in this process, and its query."""
+
+
+@contextmanager
+def _in_use(store: MarksStore, query_id: str) -> Iterator[None]:
+    """The store is this batch's alone. Raises MarksOfAnotherQuery while another batch uses the same object."""
+    mine = [query_id]
+    if (theirs := _USED.setdefault(id(store), mine)) is not mine:
+        raise MarksOfAnotherQuery(
+            f"the store of marks at {store.location} is in use: a batch of query {theirs[0]} runs with this very "
+            f"object, this is query {query_id}. Give each query marks and a table of its own"
+        )
+    try:
+        yield
+    finally:
+        del _USED[id(store)]
+
 
 class ReplayFilteredBatches:
     """For `foreachBatch`: calls `handler(rows, batch_id)` with the rows of each batch that were not seen before.
 
-    `marks` keeps the marks between batches (spark_jobs.batch_marks). `handler` must replace, when called again with a
-    batch, what its first call left. Of these two methods the form calls what the handler has: for each batch
-    `expect(query_id, batch_id, ranges)` first, with the log ranges of all its rows; `drop_from(batch_id)` when the
-    checkpoint was rolled back. A store of marks with a method `expect` is told, too.
+    `marks` keeps the marks between batches (spark_jobs.batch_marks), for one query at a time. `handler` must replace,
+    when called again with a batch, what its first call left. Of these methods the form calls what the handler has:
+    for each batch `expect(query_id, batch_id, ranges)` first, with the log ranges of all its rows;
+    `last_batch(session)`, the newest batch that its table holds, below 0 for none, None if it can't say, where a run
+    begins; `drop_from(batch_id)` when the checkpoint went back. A store of marks with a method `expect` is told, too.
     `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch. The numbers of
     batches continue there: handler, marks and counts see batch + 1 where Spark's own count begins again at 0.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
@@ -57,8 +78,8 @@ class ReplayFilteredBatches:
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
     must not be shorter; 0 takes any.
     Raises BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, FrameUnusable, WrongCarrier,
-    PairSplit, CantReplace, CheckpointWentBack, and FrameChanged if the handler read fewer rows than the first pass
-    found, because they are gone.
+    PairSplit, CantReplace, CheckpointWentBack, TableWentBack, and FrameChanged if the handler read fewer rows than the
+    first pass found, because they are gone.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -81,6 +102,7 @@ class ReplayFilteredBatches:
             raise BadFilterSetting("handler", handler, "called with (rows, batch_id): a function, or a table of ours")
         if not hasattr(marks, "batches"):
             raise BadFilterSetting("marks", marks, "a store: FileMarks(path), or SqlTable(url, table)")
+        _check_committed(handler, marks)
         self._rule = FilterRule(
             carrier=carrier, window=window, only_pids=only_pids, ttl_s=ttl_s, retention_ms=retention_ms
         )
@@ -89,6 +111,7 @@ class ReplayFilteredBatches:
         self._replacing, self._clock = replacing, clock
         self._first_pass = FirstPass(self._rule)
         self._carrier_checks = CarrierChecks(self._rule)
+        self._done: tuple[str, int] | None = None  # the query and number of the batch whose marks were stored last
         self.last_counts: BatchCounts | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -97,6 +120,10 @@ class ReplayFilteredBatches:
         query_id = readings.query_id
         if query_id is None:
             raise FrameUnusable("not inside foreachBatch: a batch frame is filtered by filter_frame(df, marks)")
+        with _in_use(self._store, query_id):
+            self._batch(df, readings, query_id, batch_id)
+
+    def _batch(self, df: DataFrame, readings: Readings, query_id: str, batch_id: int) -> None:
         stored, kept = self._batch_before(query_id, batch_id)
         batch_id = stored.batch_id + 1  # Spark's own, unless the query continues another one's
         before = stored.marks
@@ -104,7 +131,9 @@ class ReplayFilteredBatches:
         found = self._first_pass.partition_rows(keyed, before)
         ranges = ranges_of(found)
         self._expect(query_id, batch_id, ranges)
-        if self._is_stored(query_id, batch_id, ranges, [number for number in kept if number >= batch_id]):
+        held = None if self._done == (query_id, stored.batch_id) else self._last_batch(df.sparkSession, stored)
+        if self._is_stored(query_id, batch_id, ranges, [number for number in kept if number >= batch_id], held):
+            self._done = query_id, batch_id
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(one.rows for one in found), sum(one.unkeyed for one in found)
             self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
@@ -138,6 +167,7 @@ class ReplayFilteredBatches:
             query_id, batch_id, ranges, verdict.marks, replaced, stored.first, row_counts, self._rule.carrier_name
         )
         self._store.write(after, keep=keep)
+        self._done = query_id, batch_id
         self._report(counts)
 
     def _batch_before(self, query_id: str, batch_id: int) -> tuple[BatchMarks, list[int]]:
@@ -180,32 +210,44 @@ class ReplayFilteredBatches:
             if (expect := getattr(sink, "expect", None)) is not None:
                 expect(query_id, batch_id, ranges)
 
-    def _is_stored(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...], behind: list[int]) -> bool:
-        """Whether this batch is stored with these ranges. Stored with others, it and all later ones are dropped.
+    def _last_batch(self, session: SparkSession, stored: BatchMarks) -> int | None:
+        """The newest batch in the handler's table, None if it can't say. Raises TableWentBack."""
+        ask = getattr(self._handler, "last_batch", None)
+        held: int | None = None if ask is None else ask(session)
+        is_new = stored.is_adopted and held is not None and held < 0
+        if held is not None and held < stored.batch_id and not is_new:
+            raise TableWentBack(self._store.location, stored.query_id, held, stored.batch_id)
+        return held
 
-        behind: the numbers of the stored batches from this one on.
+    def _is_stored(
+        self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...], behind: list[int], held: int | None
+    ) -> bool:
+        """Whether this batch is stored with these ranges, as the newest one, and the table does not say that it lacks
+        it. If the checkpoint went back, this batch and all later ones are dropped.
+
+        behind: the numbers of the stored batches from this one on. held: the newest batch in the table, or None.
         """
         store = self._store
-        if not behind:
+        if behind == [batch_id] and (held is None or held <= batch_id):
+            stored = store.read(query_id, batch_id)
+            if stored is not None and stored.ranges == ranges:
+                return held in {None, batch_id}
+        if not behind and (held is None or held <= batch_id):
             return False
-        stored = store.read(query_id, batch_id)
-        if stored is not None and stored.ranges == ranges:
-            return True
         handler: object = self._handler
         drop_from = getattr(handler, "drop_from", None)
-        for number in behind:
+        commits_marks = getattr(store, "commits_marks", False)  # then the store drops rows and marks as one
+        newest = max([*behind, held or 0])
+        for number in range(batch_id, newest + 1):
             over = store.read(query_id, number)
-            if drop_from is None and over is not None and over.ranges:
-                raise CheckpointWentBack(
-                    f"batch {batch_id} was stored with other log ranges: its checkpoint was rolled back. The handler "
-                    "must remove what it wrote for this batch and later ones: give it a method drop_from(batch_id)"
-                )
+            if drop_from is None and not commits_marks and (over is None or over.ranges):
+                raise _went_back(store, query_id, batch_id, newest)
             if over is not None and over.replaced:
                 why = f"batch {number} behind it replaced rows, those of {over.replaced[0]} first: {ROWS_WOULD_BE_LOST}"
-                raise CheckpointWentBack(f"the checkpoint was rolled back to batch {batch_id}, and {why}")
-        _LOG.warning("the checkpoint was rolled back: batches from %d on are dropped and run anew", batch_id)
+                raise CheckpointWentBack(f"the checkpoint went back to batch {batch_id}, and {why}")
+        _LOG.warning("the checkpoint went back: batches from %d to %d are dropped and run anew", batch_id, newest)
         # The sink first: killed in between, the marks still show that there is something to drop.
-        if drop_from is not None and handler is not store:  # which drops rows and marks as one
+        if drop_from is not None and handler is not store:
             drop_from(batch_id)
         store.drop_from(query_id, batch_id)
         return False
@@ -215,6 +257,17 @@ class ReplayFilteredBatches:
         _LOG.info("%s", counts)
         if self._on_counts is not None:
             self._on_counts(counts)
+
+
+def _check_committed(handler: object, store: object) -> None:
+    """Raise BadFilterSetting for a database's table whose rows would never be committed."""
+    committed = [one for one in getattr(handler, "sinks", (handler,)) if getattr(one, "commits_marks", False)]
+    if committed not in ([], [store]):
+        raise BadFilterSetting(
+            "marks",
+            store,
+            "the very SqlTable of the handler, of which there may be one: its rows are there once it has their marks",
+        )
 
 
 def adopted_marks(store: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> BatchMarks | None:
@@ -239,6 +292,17 @@ def adopted_marks(store: MarksStore, query_id: str | None, adopt: tuple[str, int
     if found is None:
         raise _missing(store, *adopt)
     return found
+
+
+def _went_back(store: MarksStore, query_id: str, batch_id: int, newest: int) -> CheckpointWentBack:
+    lacking = f"adopt=({query_id!r}, {batch_id - 1}), --adopt {query_id}:{batch_id - 1}"
+    return CheckpointWentBack(
+        f"Spark runs batch {batch_id} of query {query_id}, and marks at {store.location} go up to batch {newest}: the "
+        "checkpoint went back, and the handler can't take its rows back: it has no method drop_from(batch_id). If its "
+        f"table holds the batches from {batch_id} on, begin a fresh checkpoint with adopt=({query_id!r}, {newest}), "
+        f"--adopt {query_id}:{newest}; if it went back with the checkpoint, with "
+        f"{lacking if batch_id else 'an empty place for the marks'}"
+    )
 
 
 def _missing(store: MarksStore, query_id: str, batch_id: int) -> MarksMissing:

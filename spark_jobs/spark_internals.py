@@ -24,7 +24,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyspark
@@ -163,18 +165,50 @@ def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
     return rows.repartitionById(tasks, column)
 
 
+_settings: WeakKeyDictionary[SparkSession, RLock] = WeakKeyDictionary()
+
+
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str | int) -> Iterator[None]:
-    """Set `name` in this session, and restore its value at the end. It applies to frames that are planned inside."""
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)
+    """Set `name` in this session, and restore its value at the end. It applies to frames that are planned inside.
+
+    Of several threads one at a time: the second would take the first one's value for that of before.
+    """
+    with _settings.setdefault(spark, RLock()):
+        before = spark.conf.get(name, None)
+        spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
+
+
+_OF_A_QUERY: Final = (
+    "spark.jobGroup.id",
+    "spark.job.description",
+    "spark.job.interruptOnCancel",
+    "sql.streaming.queryId",
+    "streaming.sql.batchId",
+)
+"""Properties that Spark sets for the thread of a query. By the group it ends the jobs of a query that is stopped."""
+
+
+def in_thread(spark: SparkSession, call: Callable[[], _Answer]) -> Callable[[], _Answer]:
+    """`call`, for another thread: there its Spark jobs are those of this thread's query."""
+    if over_connect(spark):
+        return call
+    context = spark.sparkContext
+    kept = {name: context.getLocalProperty(name) for name in _OF_A_QUERY}
+
+    def of_the_query() -> _Answer:
+        for name, value in kept.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
+        return call()
+
+    return of_the_query
 
 
 def use_driver_python(spark: SparkSession) -> None:
@@ -322,7 +356,7 @@ def running_query(session: Any) -> Any:
 
 def _replanned(df: DataFrame) -> DataFrame | None:
     session: Any = df.sparkSession
-    if _is_persisted(df):
+    if is_persisted(df):
         return None
     query = running_query(session)
     if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
@@ -340,7 +374,8 @@ def _replanned(df: DataFrame) -> DataFrame | None:
     return DataFrame(frame, session)
 
 
-def _is_persisted(df: DataFrame) -> bool:
+def is_persisted(df: DataFrame) -> bool:
+    """Whether somebody keeps the frame's rows for more than one reading."""
     level = df.storageLevel  # six calls into the JVM
     return level.useMemory or level.useDisk
 
@@ -399,7 +434,7 @@ class RowsRead:
     def __init__(self, df: DataFrame) -> None:
         self._metric: Any = None
         # A persisted frame is not read through its plan again, so its metric does not rise.
-        if not _is_persisted(df):
+        if not is_persisted(df):
             self._metric = asked(lambda: _counter(df))
 
     def count(self) -> int | None:

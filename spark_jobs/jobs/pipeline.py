@@ -288,6 +288,9 @@ class DecodedBatches:
         if not isinstance(self._table, SqlTable):  # whose rows go with their marks, in the store's own transaction
             self._table.drop_from(batch_id)
 
+    def last_batch(self, session: SparkSession) -> int | None:
+        return None if isinstance(self._table, SqlTable) else self._table.last_batch(session)
+
     def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
         self._table.expect(query_id, batch_id, ranges)
 

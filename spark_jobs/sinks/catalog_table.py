@@ -163,6 +163,21 @@ class CatalogTable(BatchTable):
         self._open(session, None, batch_id)
         self._drop_after(session, batch_id)
 
+    def last_batch(self, session: SparkSession) -> int | None:
+        """By the newest of our commits, or by a partition of the batch that comes or a later one.
+
+        A batch without rows leaves no partition, so a table of files can't say that it lacks one.
+        """
+        assert self._expected is not None, "the form tells the sink what comes, then asks"
+        query_id, batch_id, _ = self._expected
+        if not self._exists(session):
+            return -1
+        if (committing := self._committing()) is not None:
+            return next((one.batch for one in self._records(session, committing) if one.query == query_id), None)
+        if not self._is_files() or BATCH_COLUMN not in session.table(self._name).columns:
+            return None
+        return max((number for number in self._partitions(session) if number >= batch_id), default=None)
+
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
         self._check_session(session)
@@ -361,9 +376,13 @@ class CatalogTable(BatchTable):
         if not self._is_files():
             session.sql(f"DELETE FROM {self._name} WHERE {BATCH_COLUMN} >= {first}")  # noqa: S608 - a number
             return
+        self._drop(session, sorted((one for one in self._partitions(session) if one >= first), reverse=True))
+
+    def _partitions(self, session: SparkSession) -> set[int]:
+        """The batches of a table of files that have rows."""
         named = (row[0].split("/") for row in session.sql(f"SHOW PARTITIONS {self._name}").collect())
         values = {dict(part.split("=", 1) for part in parts)[BATCH_COLUMN] for parts in named}
-        self._drop(session, sorted(int(value) for value in values if value.isdigit() and int(value) >= first))
+        return {int(value) for value in values if value.isdigit()}
 
     def _drop(self, session: SparkSession, batch_ids: Sequence[int]) -> None:
         for batch_id in batch_ids:

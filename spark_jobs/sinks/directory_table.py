@@ -21,7 +21,7 @@ For these, and for table formats with transactions of their own, name a catalog 
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -197,11 +197,21 @@ class DirectoryTable(BatchTable):
             raise TableNotOurs(self._name, f"holds {others[0]!r}, which this sink did not write")
         return Owners()
 
+    def last_batch(self, session: SparkSession) -> int:
+        directory = HadoopDirectory(session, self._name)
+        return max([*_batches(directory.names()), *_batches(directory.names(_REPLACING))], default=-1)
+
     def _drop(self, directory: HadoopDirectory, first: int) -> None:
-        for name in directory.names():
-            column, _, value = name.partition("=")
-            if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
-                directory.remove(name)
+        """The highest first: killed in between, no hole is left."""
+        for number in sorted(_batches(directory.names()), reverse=True):
+            if number >= first:
+                directory.remove(f"{BATCH_COLUMN}={number}")
+
+
+def _batches(names: Iterable[str]) -> Iterator[int]:
+    for column, _, value in (name.partition("=") for name in names):
+        if column == BATCH_COLUMN and value.isdigit():
+            yield int(value)
 
 
 def offsets_from(

@@ -134,7 +134,13 @@ class BatchTable(ABC):
         self._is_told = False
 
     def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        """The batch that comes next: its query, its number and the log ranges of all its rows."""
+        """The batch that comes next: its query, its number and the log ranges of all its rows.
+
+        Raises TableNotOurs for the batch of another query than before, which may run beside it.
+        """
+        if self._is_told and self._expected is not None and self._expected[0] != query_id:
+            why = f"was written by query {self._expected[0]} by this very object, and this is query {query_id}"
+            raise TableNotOurs(self._name, why, "make an object for each query; a table belongs to one of them, too")
         self._expected, self._is_told = (query_id, batch_id, ranges), True
 
     def _ask_spark(self, session: SparkSession, batch_id: int) -> None:
@@ -173,6 +179,10 @@ class BatchTable(ABC):
     @abstractmethod
     def drop_from(self, batch_id: int) -> None:
         """Remove this query's batches >= batch_id."""
+
+    @abstractmethod
+    def last_batch(self, session: SparkSession) -> int | None:
+        """The number of the newest batch that the table holds; below 0: none; None: it can't say."""
 
     @abstractmethod
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:

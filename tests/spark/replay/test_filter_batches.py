@@ -12,8 +12,9 @@ from filtering import BadFilterSetting, PairSplit, StreamMetadata, WrongCarrier
 from spark_jobs import FileMarks, ReplayFilteredBatches, SourcePosition, filter_frame
 from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import BatchMarks, MarksFenced, RowCounts
-from spark_jobs.errors import CheckpointWentBack, FrameUnusable, MarksMissing, MarksOfAnotherQuery
+from spark_jobs.errors import CheckpointWentBack, FrameUnusable, MarksMissing, MarksOfAnotherQuery, TableWentBack
 from spark_jobs.marks_command import marks
+from spark_jobs.sql import SqlTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -131,6 +132,143 @@ def test_what_never_held_a_row_needs_nothing_taken_back(frames, logs, store, ins
     once(frames.split(rows[40:], 1), 1)
     assert set().union(*handed.values()) == logs.Model().kept(rows)
     assert store.batches("q") == [0, 1]
+
+
+def batches_of(logs, count=4):
+    rows = sorted(logs.random_topic(6, rows=120), key=lambda r: (r.partition, r.offset))
+    return rows, logs.in_batches(rows, count, seed=1)
+
+
+class Saying(Table):
+    """It knows which batches it holds."""
+
+    def last_batch(self, session):
+        return max(self.batches, default=-1)
+
+
+def test_faults_f7_stored_batches_run_again_where_newer_ones_are_stored(frames, logs, store, table, inside_query):
+    """Table and checkpoint were restored, the marks are newer: each planned batch has the ranges of a stored one."""
+    inside_query("q")
+    rows, batches = batches_of(logs)
+    once = ReplayFilteredBatches(table, store)
+    for n, batch in enumerate(batches):
+        once(frames.split(batch, 2), n)
+    table.drop_from(2)
+    for n in (2, 3):
+        ReplayFilteredBatches(table, FileMarks(store.location))(frames.split(batches[n], 2), n)
+    assert table.ids == logs.Model().kept(rows)
+    assert table.calls == [0, 1, 2, 3, 2, 3]
+    assert FileMarks(store.location).batches("q") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("went_back", [False, True], ids=["the checkpoint alone", "the table, too"])
+def test_faults_f7_a_plain_handler_is_told_both_ways_on(frames, logs, store, inside_query, went_back):
+    """Whether its table went back only its owner knows; run again, or skipped, one of the two would be wrong."""
+    inside_query("q")
+    rows, batches = batches_of(logs)
+    table = Table()
+    plain = table.__call__  # without its other methods
+    for n, batch in enumerate(batches):
+        ReplayFilteredBatches(plain, store)(frames.split(batch, 2), n)
+    if went_back:
+        table.drop_from(2)
+    with pytest.raises(CheckpointWentBack, match=r"Spark runs batch 2 .*up to batch 3.*no method drop_from") as refused:
+        ReplayFilteredBatches(plain, FileMarks(store.location))(frames.split(batches[2], 2), 2)
+    assert table.calls == [0, 1, 2, 3]
+    ways = re.findall(r"--adopt (\w+):(\d+)", str(refused.value))
+    query_id, batch = ways[went_back]
+    inside_query("fresh")
+    for n, again in enumerate(batches):  # a fresh checkpoint reads all of the log
+        keyed = [row for row in again if row.metadata is not None]
+        once = ReplayFilteredBatches(plain, FileMarks(store.location), adopt=(query_id, int(batch)))
+        once(frames.split(keyed, 2), n)
+    keyed = {row.id for row in rows if row.metadata is not None}
+    assert table.ids & keyed == logs.Model().kept(rows) & keyed
+
+
+def test_faults_f7_the_newest_stored_batch_is_skipped_unless_the_sink_lacks_it(frames, logs, store, inside_query):
+    inside_query("q")
+    rows, batches = batches_of(logs, 3)
+    table = Saying()
+    for n, batch in enumerate(batches):
+        ReplayFilteredBatches(table, store)(frames.split(batch, 2), n)
+    last = frames.split(batches[2], 2)
+    ReplayFilteredBatches(table, store)(last, 2)
+    table.drop_from(2)
+    once = ReplayFilteredBatches(table, store)
+    once(last, 2)
+    once(last, 2)
+    assert table.calls == [0, 1, 2, 2]
+    assert (table.ids, once.last_counts.skipped) == (logs.Model().kept(rows), True)
+
+
+def test_faults_f7_a_table_that_is_older_than_its_marks_is_refused_with_a_way_on(frames, logs, store, inside_query):
+    inside_query("q")
+    rows, batches = batches_of(logs)
+    table = Saying()
+    for n, batch in enumerate(batches[:3]):
+        ReplayFilteredBatches(table, store)(frames.split(batch, 2), n)
+    table.drop_from(1)
+    with pytest.raises(TableWentBack, match=r"ends with batch 0 .*go on behind batch 2") as refused:
+        ReplayFilteredBatches(table, store)(frames.split(batches[3], 2), 3)
+    assert (table.calls, refused.value.held, refused.value.batch_id) == ([0, 1, 2], 0, 2)
+    query_id, batch = re.search(r"--adopt (\w+):(\d+)", str(refused.value)).groups()
+    inside_query("fresh")
+    for n, again in enumerate(batches[1:]):  # what batch 0 held is known
+        once = ReplayFilteredBatches(table, FileMarks(store.location), adopt=(query_id, int(batch)))
+        once(frames.split(again, 2), n)
+    assert table.ids == logs.Model().kept(rows)
+    inside_query("another")
+    begins = ReplayFilteredBatches(Saying(), FileMarks(store.location), adopt=("fresh", 3))
+    begins(frames.split([], 1), 0)  # a new table has none of them
+
+
+def test_faults_f7_batches_of_a_table_that_is_newer_than_its_marks_are_dropped(frames, logs, store, inside_query):
+    """Marks and checkpoint were restored; planned anew in larger batches, the later old ones would stay."""
+    inside_query("q")
+    rows, batches = batches_of(logs)
+    table = Saying()
+    for n, batch in enumerate(batches):
+        ReplayFilteredBatches(table, store)(frames.split(batch, 2), n)
+    store.drop_from("q", 1)
+    rest = [row for row in rows if row not in batches[0]]
+    ReplayFilteredBatches(table, FileMarks(store.location))(frames.split(rest, 2), 1)
+    assert table.ids == logs.Model().kept(rows)
+    assert sorted(table.batches) == [0, 1]
+
+
+def test_faults_f8_a_second_query_on_one_store_object_is_refused_before_it_reads(frames, logs, store, inside_query):
+    """Both begin while the store is empty, so neither finds the other in it."""
+    inside_query("first")
+    rows, others = logs.random_topic(3), Table()
+
+    def handler(batch, batch_id):
+        frame, read = frames.counted(rows)
+        inside_query("second")
+        with pytest.raises(MarksOfAnotherQuery, match=r"of query first .* this is query second.*marks .* of its own"):
+            ReplayFilteredBatches(others, store)(frame, 0)
+        inside_query("first")
+        assert (others.calls, read.value) == ([], 0)
+
+    once = ReplayFilteredBatches(handler, store)
+    once(frames.split(rows, 1), 0)
+    once(frames.split([], 1), 1)
+    assert (store.owner(), store.batches("first")) == ("first", [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("handler", "marks", "named"),
+    [
+        ("table", FileMarks("m"), "handler"),
+        (Table(), "m", "marks"),
+        (SqlTable("sqlite:x", "t"), FileMarks("m"), "marks"),
+    ],
+)
+def test_parts_that_can_t_work_are_refused_at_once(handler, marks, named):
+    """Of a SqlTable without its marks no row would ever be seen."""
+    with pytest.raises(BadFilterSetting) as refused:
+        ReplayFilteredBatches(handler, marks)
+    assert refused.value.setting == named
 
 
 def test_a_rollback_over_a_batch_that_replaced_rows_is_refused(frames, logs, store, table, inside_query):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs
+from spark_jobs.spark_internals import setting
 
 pytestmark = pytest.mark.spark
 
@@ -114,6 +116,41 @@ def test_faults_f8_a_sink_is_told_its_query_and_writes_from_any_thread(spark, ta
     assert read() == {0: [0, 1, 2]}
     with pytest.raises(TableNotOurs, match="written by query q, this is query other"):
         told(make(), 0, "other")(spark.range(1), 0)
+    with pytest.raises(TableNotOurs, match="by query q by this very object, and this is query other"):
+        told(sink, 0, "other")  # which may run beside it, and would write its rows as the other's
+
+
+def test_faults_f8_a_setting_that_threads_change_for_a_moment_is_as_before(spark):
+    """The second thread would take the value of the first for the user's, and leave it behind."""
+    name, inside, outside = "spark.sql.sources.partitionOverwriteMode", threading.Event(), threading.Event()
+    before = spark.conf.get(name)
+
+    def second():
+        with setting(spark, name, "dynamic"):
+            inside.set()
+            outside.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        with setting(spark, name, "dynamic"):
+            ran = threads.submit(second)
+            inside.wait(0.2)  # it must not come in
+            assert not inside.is_set()
+        outside.set()
+        ran.result()
+    assert spark.conf.get(name) == before != "dynamic"
+
+
+def test_faults_f7_a_table_says_which_batch_it_holds_as_the_newest(spark, table, kind):
+    make, _ = table
+    sink = told(make(), 0)
+    assert sink.last_batch(spark) == -1
+    for n, rows in enumerate((2, 1, 0)):
+        told(sink, n)(spark.range(rows), n)
+    # A batch without rows leaves no partition in a catalog, which then can't say.
+    assert told(make(), 2).last_batch(spark) == (None if kind == "catalog" else 2)
+    assert told(make(), 1).last_batch(spark) == (1 if kind == "catalog" else 2)
+    told(sink, 1).drop_from(1)
+    assert told(make(), 0).last_batch(spark) == 0
 
 
 def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path):
