@@ -17,6 +17,7 @@ from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.spark_internals import a_task_a_number
+from tests.spark.replay.test_restores import cells
 from tests.spark_programs import PYTHONS
 
 pytestmark = pytest.mark.spark
@@ -67,6 +68,14 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
         ran = run(python, "tables_program.py", tmp_path, jars, form, die_at)
         assert ran.returncode == (0 if die_at == "-" else -signal.SIGKILL), (die_at, ran.stderr[-4000:])
     assert ran.stdout.splitlines()[-1] == "ran"
+
+
+@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
+@pytest.mark.parametrize("python", PYTHONS)
+def test_faults_f7_after_a_restore_a_delta_table_has_each_record_once_or_is_refused_by_name(python, tmp_path):
+    ran = run(python, "tables_program.py", tmp_path, tables_of(python), "delta", "restored")
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert json.loads(ran.stdout.splitlines()[-1]) == {parts: told for kind, parts, told in cells() if kind == "Delta"}
 
 
 def test_without_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):
