@@ -17,7 +17,7 @@ from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.spark_internals import a_task_a_number
-from tests.spark.replay.test_restores import cells
+from tests.spark.replay.test_restored_parts import cells
 from tests.spark_programs import PYTHONS
 
 pytestmark = pytest.mark.spark
