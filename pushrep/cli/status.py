@@ -20,7 +20,6 @@ and by its kind
 New versions add fields and rename none. A field without a value is missing or null. Ranges of offsets are half-open.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +35,7 @@ import click
 from pushrep.cli.common import show_json
 from pushrep.cli.options import tls_options
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.checked_json import BadJsonFile, parse_json
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log_name
 from pushrep.log.errors import NotALog
@@ -230,9 +230,9 @@ def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
     if answer.error_code is not ErrorCode.NONE:
         return None
     try:
-        status = json.loads(answer.status)
-    except ValueError as error:
-        raise NodeUnreachable(str(client.address), f"its status is not JSON: {error}") from error
+        status = parse_json(answer.status)
+    except BadJsonFile as error:
+        raise NodeUnreachable(str(client.address), f"its status can't be read: {error}") from error
     if not isinstance(status, dict):
         raise NodeUnreachable(str(client.address), "its status is not a JSON object")
     return status

@@ -16,6 +16,8 @@ import google_crc32c
 
 from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
+_DEPTH_MAX = 64
+
 
 class BadJsonFile(ValueError):
     """The file is damaged, or of another version (`OtherVersion`); the text says which."""
@@ -31,12 +33,31 @@ def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, version
     return None if data is None else parse_checked_json(data, version)
 
 
+def parse_json(data: bytes | str) -> Any:
+    """The value of JSON that others wrote. Raises BadJsonFile for what is no JSON, or deeper than 64."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadJsonFile(f"it is no JSON: {error}") from error
+    opening = ("[", "{") if isinstance(data, str) else (b"[", b"{")
+    if sum(map(data.count, opening)) > _DEPTH_MAX and _is_deeper(value, _DEPTH_MAX):  # type: ignore[arg-type]
+        raise BadJsonFile(f"it is JSON with more than {_DEPTH_MAX} levels")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, list | dict):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
 def parse_checked_json(data: bytes, version: int) -> dict[str, Any]:
     """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile."""
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
         crc = fields.pop("crc32c")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (KeyError, AttributeError, TypeError) as error:
         raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
     if crc != crc_of_fields(fields):
         raise BadJsonFile("its checksum, crc32c, does not match")
@@ -89,7 +110,9 @@ def journal_line(value: Any) -> bytes:
 
 
 def scan_journal(data: bytes) -> JournalScan:
-    """The lines of a journal, or of a part of one that begins with a line."""
+    """The lines of a journal, or of a part of one that begins with a line. Raises BadJsonFile for a whole line that is
+    no JSON.
+    """
     texts = data.split(b"\n")[:-1]
     lines: list[JournalLine] = []
     end = 0
@@ -97,7 +120,7 @@ def scan_journal(data: bytes) -> JournalScan:
         if not _is_whole(text):
             return JournalScan(lines, is_damaged=any(map(_is_whole, texts[number + 1 :])))
         end += len(text) + 1
-        lines.append(JournalLine(json.loads(text[9:]), end))
+        lines.append(JournalLine(parse_json(text[9:]), end))
     return JournalScan(lines, is_damaged=False)
 
 

@@ -41,6 +41,7 @@ from confluent_kafka.admin import AdminClient
 from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of_code, failure_of_transaction, send
 from filtering.retry import Failure, ask
 from pushrep.env import SYSTEM_CLOCK, Clock
+from pushrep.env.checked_json import parse_json
 from pushrep.kafka.destination import KafkaDestination, destination_by
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.topic import TopicFacts as FoundTopic
@@ -351,7 +352,7 @@ class FactsInTopic:
     def _read_message(self, message: Message) -> None:
         offset = message.offset() or 0
         try:
-            key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")
+            key, fields = (message.key() or b"").decode(), parse_json(message.value() or b"null")
             self._add(key, offset, fields)
         except (KeyError, TypeError, ValueError) as error:
             # Before the bad record, so that the next call raises the error again.

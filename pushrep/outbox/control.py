@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from filtering.closing import ClosedAtExit, closed_on_error
 from pushrep.env import READABLE, REAL_NETWORK, refuse_in_forks, shared_by_process
+from pushrep.env.checked_json import BadJsonFile, parse_json
 from pushrep.errors import PushrepError
 
 
@@ -74,9 +75,9 @@ def _object_in(line: bytes) -> dict[str, Any]:
             _BAD_MESSAGE, f"the connection ended in a line, or it has more than {QUESTION_BYTES_MAX} bytes"
         )
     try:
-        said = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CallRefused(_BAD_MESSAGE, f"a line is no JSON: {type(error).__name__}") from error
+        said = parse_json(line)
+    except BadJsonFile as error:
+        raise CallRefused(_BAD_MESSAGE, f"a line can't be read: {error}") from error
     if not isinstance(said, dict):
         raise CallRefused(_BAD_MESSAGE, f"a line is no object, but {type(said).__name__}")
     return said

@@ -104,6 +104,8 @@ class ReplayRequest:
     def __post_init__(self) -> None:
         if isinstance(self.position, bool) or not isinstance(self.position, int | AtTime | None):
             raise BadArgument("position", f"give an offset, AtTime(ms) or None, not {self.position!r}")
+        if isinstance(self.position, int) and self.position < 0:
+            raise BadArgument("position", f"{self.position} is no offset")
         if isinstance(self.length, bool) or not isinstance(self.length, int | Length):
             raise BadArgument("length", f"give FOLLOW, TO_END or a number of records, not {self.length!r}")
         if isinstance(self.length, int) and self.length < 0:

@@ -46,6 +46,7 @@ REPLAY_CALLS = frozenset(
     }
 )  # fmt: skip
 """Calls that move a connection to the replay server."""
+_FAULT = "a fault of the node: see its log"
 
 
 class _Looked(NamedTuple):
@@ -109,8 +110,15 @@ class ReplayCalls:
     def on_disk(
         self, connection: ReplayConnection, call: Call, job: Callable[[], Any], then: Callable[[Any], None]
     ) -> None:
-        """Run `job` in the worker's thread, then `then(result)` in this one; errors of `job` are answered."""
+        """Run `job` in the worker's thread, then `then(result)` in this one; errors of both are answered."""
         post = self._server.post
+
+        def go_on(found: Any) -> None:
+            try:
+                then(found)
+            except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
+                _LOG.exception("%s failed", type(call.request).__name__)
+                self.refuse(connection, call, ErrorCode.UNKNOWN_SERVER_ERROR, _FAULT)
 
         def run() -> None:
             try:
@@ -120,11 +128,11 @@ class ReplayCalls:
             except (OSError, PushrepError) as error:
                 _LOG.error("%s failed: %s", type(call.request).__name__, error)
                 code, why = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
-            except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
+            except Exception:  # noqa: BLE001 - the same
                 _LOG.exception("%s failed", type(call.request).__name__)
-                code, why = ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log"
+                code, why = ErrorCode.UNKNOWN_SERVER_ERROR, _FAULT
             else:
-                post(lambda: then(found))
+                post(lambda: go_on(found))
                 return
             post(lambda: self.refuse(connection, call, code, why))
 

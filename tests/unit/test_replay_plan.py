@@ -130,7 +130,9 @@ def test_a_counter_may_be_behind_the_position():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"position": "0"}, {"position": True}, {"length": -1}, {"length": 1.5}, {"length": True}], ids=repr
+    "arguments",
+    [{"position": "0"}, {"position": -1}, {"position": True}, {"length": -1}, {"length": 1.5}, {"length": True}],
+    ids=repr,
 )
 def test_a_request_that_can_mean_nothing_is_never_made(arguments):
     with pytest.raises(BadArgument):

@@ -105,6 +105,16 @@ def test_refused_positions_tell_the_range(client):
     assert (refused.start, refused.end) == (0, 100)
 
 
+def test_a_start_at_a_negative_offset_is_answered_also_of_one_that_resumes(client, node):
+    start = wire.StartReplayRequest(
+        recording_id=1, position_kind=wire.PositionKind.OFFSET, position=-5, length_kind=wire.LengthKind.TO_END,
+        length=0, epoch_before=256,
+    )  # fmt: skip
+    with NodeConnection(node.address, NodeAccess()) as connection:
+        assert connection.ask(start, wire.StartReplayResponse).error_code is ErrorCode.INVALID_REQUEST
+    assert len(node.replay_server.counters().sessions) == 0
+
+
 def test_max_replays_by_default_is_20_and_every_end_gives_its_slot_back(client, node):
     running = [client.replay(ReplayRequest("orders-0")) for _ in range(20)]
     assert refusal(client).code is ErrorCode.MAX_REPLAYS

@@ -1,0 +1,58 @@
+"""JSON that others wrote: one named error for each reader, whatever the bytes are."""
+
+import json
+
+import google_crc32c
+import pytest
+
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env.checked_json import BadJsonFile, journal_line, parse_json, scan_journal
+from pushrep.outbox.identity import CorruptOutboxFile, decode
+from pushrep.replicate.election_state import find_election_state, raise_replica_epoch, read_node_file
+from pushrep.replicate.errors import CorruptNodeFile
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+HOSTILE = {
+    "brackets": b"[" * 60_000,
+    "lists": nested(60_000),
+    "objects": b'{"a":' * 60_000,
+    "levels": b'{"crc32c":1,"a":' + nested(900) + b"}",
+    "digits": b"9" * 60_000,
+    "bytes": b"\xff\xfe{}",
+    "nothing": b"",
+    "no object": b"7",
+    "no checksum": b"{}",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_n8_each_file_of_json_has_its_one_named_error(tmp_path, data):
+    with pytest.raises(CorruptOutboxFile, match=r"outbox\.json"):
+        decode(tmp_path / "outbox.json", data)
+    for name in ("replica-epoch.json", "promises.json", "owner.json"):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(CorruptNodeFile, match=name):
+            read_node_file(tmp_path / name, REAL_FILESYSTEM)
+    with pytest.raises(CorruptNodeFile, match="promises"):
+        find_election_state(tmp_path, REAL_FILESYSTEM)
+    with pytest.raises(CorruptNodeFile, match="replica-epoch"):
+        raise_replica_epoch(tmp_path, REAL_FILESYSTEM, SYSTEM_CLOCK)
+
+
+def test_n8_64_levels_are_read_and_65_are_not():
+    assert parse_json(nested(64)) == json.loads(nested(64))
+    for deep in (nested(65), b'{"a": ' + nested(64) + b"}", nested(65).decode()):
+        with pytest.raises(BadJsonFile, match="64 levels"):
+            parse_json(deep)
+    wide = json.dumps([[1], {"a": []}] * 1000)
+    assert parse_json(wide) == json.loads(wide), "many are not deep"
+
+
+def test_n8_a_line_of_a_journal_with_its_checksum_that_is_no_json_is_named():
+    text = b"[" * 60_000
+    with pytest.raises(BadJsonFile):
+        scan_journal(journal_line({"a": 1}) + b"%08x %s\n" % (google_crc32c.value(text), text))
