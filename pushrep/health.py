@@ -6,6 +6,7 @@
     GET /metrics    for Prometheus; 404 without a registry (the extra `metrics`)
     HEAD            as GET, without the body
     another path    404
+    another Host    421, without TLS: than that of `listen`, a loopback name or address; off loopback every address
 
 With certificates the server uses TLS. A client without a certificate may read /livez and /readyz, but gets problems
 without `subject`, `why` and `command`, which name topics and members, and /leader without `member` and `address`;
@@ -144,7 +145,7 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.address_family = AF_INET6 if ":" in listen.host else AF_INET
         self.allow_reuse_port = is_shared
-        self.status, self.registry = status, registry
+        self.listen, self.status, self.registry = listen, status, registry
         files = settings.files
         self._certificates = None if files is None else _Certificates(files)
         super().__init__((listen.host, listen.port), _Handler)
@@ -197,7 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """See the module's docstring."""
         path = self.path.partition("?")[0]
-        if path == "/livez":
+        if not self._is_own_host():
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, _TEXT, b"this server has another name: use its address\n")
+        elif path == "/livez":
             self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
         elif path == "/readyz":
             self._ready()
@@ -244,6 +247,10 @@ class _Handler(BaseHTTPRequestHandler):
 
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, kind, encode(self.server.registry))
+
+    def _is_own_host(self) -> bool:
+        """Over TLS the certificate says whose name it is. A probe may send no Host; a browser always does."""
+        return self.server.has_tls or all(map(self.server.listen.is_own_host, self.headers.get_all("Host", ())))
 
     def _is_known(self) -> bool:
         if not self.server.has_tls:

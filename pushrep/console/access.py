@@ -1,7 +1,6 @@
 """Who may read the console, decided from a request's headers before a page runs. No sockets, no clock.
 
-    Host            the host of `--listen`, and loopback names and addresses; off loopback every address, but no other
-                    name, since another site's name may resolve to this machine (DNS rebinding)
+    Host            the host of `--listen`, and loopback names and addresses; off loopback every address
     Authorization   with a password each request has to carry it, HTTP Basic with any name
 
 The console makes the password: 128 random bits, which nobody guesses, so that no slow hash is needed.
@@ -14,7 +13,6 @@ import secrets
 from base64 import b64decode
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from ipaddress import ip_address
 from pathlib import Path
 
 from pushrep.errors import BadArgument
@@ -42,7 +40,7 @@ class ConsoleAccess:
 
     def check(self, host: str, authorization: str) -> Admission:
         """host, authorization: the headers' values, empty if the request lacks them."""
-        if not self._is_own(host):
+        if not self.listen.is_own_host(host):
             return Admission.OTHER_HOST
         if self.password is None:
             return Admission.ALLOWED
@@ -50,16 +48,6 @@ class ConsoleAccess:
             return Admission.NO_PASSWORD
         is_right = hmac.compare_digest(_password_of(authorization), self.password.encode())
         return Admission.ALLOWED if is_right else Admission.WRONG_PASSWORD
-
-    def _is_own(self, header: str) -> bool:
-        name, colon, port = header.rpartition(":")
-        host = (name if colon and port.isdecimal() else header).strip("[]").lower()
-        if host in {"localhost", self.listen.host.lower()}:
-            return True
-        try:
-            return ip_address(host).is_loopback or not self.listen.is_loopback
-        except ValueError:
-            return False
 
 
 def kept_password(file: Path) -> tuple[str, bool]:

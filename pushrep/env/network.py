@@ -53,6 +53,20 @@ class Address(NamedTuple):
         except ValueError:
             return False
 
+    def is_own_host(self, header: str) -> bool:
+        """Whether a server at this address answers a request with this Host: it has the address's own host, a loopback
+        name or address, or off loopback any address. Another name may be another site's that resolves to this machine
+        (DNS rebinding).
+        """
+        name, colon, port = header.rpartition(":")
+        host = (name if colon and port.isdecimal() else header).strip("[]").lower()
+        if host in {"localhost", self.host.lower()}:
+            return True
+        try:
+            return ip_address(host).is_loopback or not self.is_loopback
+        except ValueError:
+            return False
+
 
 class Socket(Protocol):
     """One end of a stream: bytes arrive whole and in order, or the stream breaks."""

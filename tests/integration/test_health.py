@@ -4,11 +4,13 @@ import errno
 import json
 import re
 import shutil
+import socket
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -92,6 +94,36 @@ def test_what_is_not_served_is_404_and_problems_decide_on_ready():
         assert get(f"{server.url}/livez")[0] == 200, "a restart mends no disk"
     with pytest.raises(urllib.error.URLError):
         get(f"{server.url}/livez")
+
+
+def test_n6_without_tls_a_host_that_is_not_its_own_is_refused(tmp_path):
+    def answer(server, *hosts):
+        with socket.create_connection(server.address[:2], WAIT_S) as sock:
+            sent = "".join(f"Host: {host}\r\n" for host in hosts)
+            sock.sendall(f"GET /metrics HTTP/1.1\r\n{sent}Connection: close\r\n\r\n".encode())
+            return int(sock.makefile("rb").readline().split()[1])
+
+    with HealthServer(PORT_0, PlaceStatus, CollectorRegistry()) as server:
+        port = server.address.port
+        for own in ("localhost", f"LOCALHOST:{port}", "127.0.0.1", f"127.0.0.2:{port}", f"[::1]:{port}"):
+            assert answer(server, own) == 200, own
+        assert answer(server) == 200, "a probe without the header is no browser"
+        for other in ("rebound.example", f"rebound.example:{port}", "10.0.0.7", "localhost.rebound.example", "", "["):
+            assert answer(server, other) == 421, other
+        assert answer(server, "localhost", "rebound.example") == 421
+    everywhere = HealthSettings(listen="0.0.0.0:0", plain=True)
+    with HealthServer(everywhere, PlaceStatus, CollectorRegistry()) as server:
+        local = SimpleNamespace(address=("127.0.0.1", server.address.port))
+        assert [answer(local, host) for host in ("10.0.0.7:9400", "rebound.example")] == [200, 421]
+    make_certificates(tmp_path)
+    files = {
+        name: str(tmp_path / f"{stem}") for name, stem in (("cert", "node.pem"), ("key", "node.key"), ("ca", "ca.pem"))
+    }
+    with HealthServer(HealthSettings(listen="127.0.0.1:0", **files), PlaceStatus, CollectorRegistry()) as server:
+        trusts = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        asked = urllib.request.Request(f"{server.url}/livez", headers={"Host": "billing.example"})
+        with urllib.request.urlopen(asked, timeout=WAIT_S, context=trusts) as found:
+            assert found.status == 200, "its certificate says whose name it is"
 
 
 @pytest.mark.parametrize(
