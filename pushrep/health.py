@@ -12,6 +12,9 @@ With certificates the server uses TLS. A client without a certificate may read /
 without `subject`, `why` and `command`, which name topics and members, and /leader without `member` and `address`;
 /metrics answers it with 403. A certificate that `ca` did not sign fails the handshake. Changed certificate files are
 used from the next connection on.
+
+A connection has one request, of at most 16 KiB, and ten seconds in all; with a certificate, which counts as a role in
+the budget (replicate/budget.py), 30 seconds behind the handshake.
 """
 
 import json
@@ -22,13 +25,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BufferedIOBase
 from pathlib import Path
 from socket import AF_INET, AF_INET6, socket
 from typing import TYPE_CHECKING, Any
 
 from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.replicate.access import UNPROVEN
+from pushrep.replicate.budget import REQUEST_S, Admitted, ConnectionBudget
 from pushrep.replicate.certificates import CertificateFiles, signatures
 from pushrep.replicate.sockets import Address
 from pushrep.settings import check
@@ -38,7 +44,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 _LOG = logging.getLogger("pushrep.health")
-_SILENT_S = 10.0  # a peer that sends nothing for so long is disconnected
+_CONNECTIONS_MAX = 256
+_HEAD_BYTES_MAX = 16 << 10
 _STOP_LOOK_S = 0.1
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
@@ -116,6 +123,8 @@ class HealthServer(ClosedAtExit):
             self._server = _Server(listen, settings, status, registry, is_shared=is_shared)
         except OSError as error:
             raise BadArgument("health.listen", f"can't listen on {listen}: {error.strerror or error}") from error
+        self.budget = self._server.budget
+        """What its peers hold."""
         self.address = Address(listen.host, self._server.server_address[1])
         """The address, with the port that the system chose."""
         self.url = f"{'https' if settings.cert else 'http'}://{self.address}"
@@ -128,11 +137,12 @@ class HealthServer(ClosedAtExit):
         """Stop answering and free the port. A second call does nothing."""
         self._server.shutdown()
         self._server.server_close()
+        self.budget.stop()
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(HTTPServer):
+    request_queue_size = 128
 
     def __init__(
         self,
@@ -149,19 +159,35 @@ class _Server(ThreadingHTTPServer):
         files = settings.files
         self._certificates = None if files is None else _Certificates(files)
         super().__init__((listen.host, listen.port), _Handler)
+        self.budget = ConnectionBudget("health", _LOG, connections_max=_CONNECTIONS_MAX)
 
     @property
     def has_tls(self) -> bool:
         return self._certificates is not None
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Runs in the connection's own thread, so that a slow TLS handshake delays no other connection."""
-        request.settimeout(_SILENT_S)
-        if self._certificates is None:
-            super().finish_request(request, client_address)
-            return
-        with self._certificates.context().wrap_socket(request, server_side=True) as wrapped:
-            super().finish_request(wrapped, client_address)
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, so that a slow peer delays no other."""
+        one = self.budget.admit(str(client_address[0]), request)
+        try:
+            threading.Thread(
+                target=self._serve, args=(one, client_address), name="pushrep-health-peer", daemon=True
+            ).start()
+        except RuntimeError:  # the system has no thread left
+            self.shutdown_request(request)
+            one.leave()
+
+    def _serve(self, one: Admitted, client_address: Any) -> None:
+        try:
+            if self._certificates is not None and one.secure(self._certificates.context()) not in UNPROVEN:
+                if not one.promote():
+                    return
+                one.expect(REQUEST_S)
+            self.finish_request(one, client_address)  # type: ignore[arg-type]  # _Handler takes it
+        except Exception:  # noqa: BLE001 - as socketserver does
+            self.handle_error(one.socket, client_address)  # type: ignore[arg-type]
+        finally:
+            self.shutdown_request(one.socket)  # type: ignore[arg-type]
+            one.leave()
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ARG002
         """Log a failed connection at DEBUG: the peer hung up, or uses no TLS."""
@@ -191,9 +217,30 @@ class _Certificates:
         return context
 
 
+class _Head:
+    """Of a request, whose lines are read."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file, self._left = file, _HEAD_BYTES_MAX
+        self.close = file.close
+
+    def readline(self, size: int) -> bytes:
+        line = self._file.readline(min(size, self._left))
+        self._left -= len(line)
+        if not self._left:
+            raise ConnectionError(f"a request of more than {_HEAD_BYTES_MAX} bytes")
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version, sys_version = "pushrep", ""
+
+    def setup(self) -> None:
+        """The request is what the budget admitted."""
+        self.request = self.request.socket
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]
 
     def do_GET(self) -> None:
         """See the module's docstring."""

@@ -21,6 +21,7 @@ from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import AUDIT
+from pushrep.replicate.budget import CONNECTIONS_MAX
 from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica_node import ReplicaNode
@@ -80,10 +81,10 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
 @click.option(
     "--max-connections",
     type=click.IntRange(1),
-    default=1024,
+    default=CONNECTIONS_MAX,
     show_default=True,
-    help="The most connections at once. Beyond it, the oldest connection without a request yet is closed; if there is "
-    "none, the new one is refused.",
+    help="The most connections at once, at most a quarter of `ulimit -n`. Half is for those with a role, of one "
+    "identity a quarter of all; without a role, one is closed for another.",
 )
 @click.option(
     "--metrics",

@@ -191,9 +191,9 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     with ReplicaClient(address, settings) as client:
         expires_s = client.certificate_expires_s()
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
+        if answer.error_code is not ErrorCode.NONE:
+            raise NodeUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
         own_status = _described_by(client)
-    if answer.error_code is not ErrorCode.NONE:
-        raise NodeUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
     logs = [
         NodeLog(
             outbox_id=str(one.outbox_id),

@@ -6,11 +6,13 @@ Pages change nothing, and are complete without JavaScript. With it, the script f
 """
 
 import asyncio
+import logging
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,11 +41,13 @@ from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, records
 from pushrep.console.watch import PAST_S, PlaceWatch, Reading
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.replicate.budget import FIRST_S, SEND_S, Admitted, ConnectionBudget
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, StartpointStore
 from pushrep.startpoints.model import Written
 from pushrep.status.table import count, size
 
+_LOG = logging.getLogger("pushrep.console")
 _HERE = Path(__file__).parent
 _HEADERS = {
     # No inline script, no inline style, nothing from other sites.
@@ -56,6 +60,9 @@ _HEADERS = {
 }
 _PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages are confidential
+_CONNECTIONS_MAX = 256
+_BACKLOG = 128
+"""So many are accepted before those that were closed for them are gone, too."""
 _STOP_S = 10.0
 _WRONG_S = 1.0
 _WRONG_MAX = 16
@@ -96,6 +103,48 @@ class Guard:
                 self._waiting -= 1
         asks = {"WWW-Authenticate": 'Basic realm="pushrep console", charset="UTF-8"'}
         return PlainTextResponse("This console wants its password; any name goes with it.", 401, asks)
+
+
+class _Connection(socket.socket):
+    """One that was accepted; asyncio closes it."""
+
+    left: Callable[[], object] = staticmethod(lambda: None)
+
+    def close(self) -> None:
+        super().close()
+        self.left()
+
+
+class _Listener(socket.socket):
+    """Every connection that it accepts is within the budget, its handshake too."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self.budget = ConnectionBudget("console", _LOG, connections_max=_CONNECTIONS_MAX)
+        self.open: dict[tuple[str, int], Admitted] = {}
+        """By the peer's address."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        sock, address = super().accept()
+        peer = _Connection(fileno=sock.detach())
+        one = self.open[address[:2]] = self.budget.admit(address[0], peer)
+
+        def left() -> None:
+            self.open.pop(address[:2], None)
+            one.leave()
+
+        peer.left = left
+        return peer, address
+
+    async def serve(self, within: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is allowed, which is a role."""
+        one = self.open.get(tuple(scope["client"] or ())[:2])
+        if one is not None:
+            one.promote()
+            one.expect(SEND_S)
+        await within(scope, receive, send)
+        if one is not None:
+            one.expect(FIRST_S)  # for the next whole request
 
 
 class Pages:
@@ -241,8 +290,11 @@ class ConsoleServer:
     def __init__(self, watch: PlaceWatch, settings: ConsoleSettings) -> None:
         self._watch = watch
         cert, key = settings.certificate or (None, None)
+        self._socket = _listen(settings.access.listen)
+        self.budget = self._socket.budget
+        """What its peers hold."""
         config = uvicorn.Config(
-            application(watch, settings),
+            application(watch, settings, self._socket),
             loop="asyncio",
             http="h11",
             ws="none",
@@ -254,12 +306,13 @@ class ConsoleServer:
             timeout_graceful_shutdown=1,
             ssl_certfile=cert,
             ssl_keyfile=key,
+            backlog=_BACKLOG,
         )
         try:
             config.load()
         except (OSError, ValueError) as error:
+            self._close()
             raise BadArgument("certificate", f"{settings.certificate} can't be used: {error}") from error
-        self._socket = _listen(settings.access.listen)
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
         """The address that the server listens on."""
@@ -282,8 +335,12 @@ class ConsoleServer:
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._watch.stop()
+        self._close()
+
+    def _close(self) -> None:
         with suppress(OSError):
             self._socket.close()
+        self.budget.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -294,11 +351,11 @@ class ConsoleServer:
         self.stop()
 
 
-def application(watch: PlaceWatch, settings: ConsoleSettings) -> ASGIApp:
+def application(watch: PlaceWatch, settings: ConsoleSettings, listener: _Listener) -> ASGIApp:
     """The ASGI application, inside of its guard."""
     shown = Pages(watch, settings)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
-    return Guard(found, settings.access)
+    return Guard(partial(listener.serve, found), settings.access)
 
 
 def _row(reading: Reading | None, kind: str) -> pages.PlaceRow:
@@ -312,15 +369,15 @@ def _number(request: Request, name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+def _listen(address: Address) -> _Listener:
+    found = _Listener(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((address.host, address.port))
-        found.listen(128)
+        found.listen(_BACKLOG)
     except OSError as error:
         found.close()
+        found.budget.stop()
         raise BadArgument("listen", f"can't listen on {address}: {error.strerror or error}") from error
     return found
 

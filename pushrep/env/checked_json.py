@@ -38,10 +38,10 @@ def parse_json(data: bytes | str) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadJsonFile(f"it is no JSON: {error}") from error
+        raise BadJsonFile(f"no JSON: {error}") from error
     opening = ("[", "{") if isinstance(data, str) else (b"[", b"{")
     if sum(map(data.count, opening)) > _DEPTH_MAX and _is_deeper(value, _DEPTH_MAX):  # type: ignore[arg-type]
-        raise BadJsonFile(f"it is JSON with more than {_DEPTH_MAX} levels")
+        raise BadJsonFile(f"JSON with more than {_DEPTH_MAX} levels")
     return value
 
 
@@ -57,7 +57,7 @@ def parse_checked_json(data: bytes, version: int) -> dict[str, Any]:
     try:
         fields = parse_json(data)
         crc = fields.pop("crc32c")
-    except (KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
     if crc != crc_of_fields(fields):
         raise BadJsonFile("its checksum, crc32c, does not match")

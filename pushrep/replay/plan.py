@@ -112,12 +112,15 @@ class ReplayRequest:
             raise BadArgument("length", f"{self.length} records can't be replayed")
 
 
+_IDENTITIES_FULL = 4
 _FromOne = Annotated[int, Between(1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """Limits of sessions. Times in ms. block_bytes: how much a session reads in its turn. Raises BadArgument."""
+    """Limits of sessions. Times in ms. max_sessions: of one identity; four times as many in sum. block_bytes: how much
+    a session reads in its turn. Raises BadArgument.
+    """
 
     max_sessions: _FromOne = 20
     connect_timeout_ms: _FromOne = 5_000
@@ -127,6 +130,11 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def sessions_in_sum(self) -> int:
+        """How many sessions run at once, of all identities."""
+        return self.max_sessions * _IDENTITIES_FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -599,12 +599,16 @@ class RemoteReplays:
                 try:
                     if self._asking is None:
                         self._asking = NodeConnection(self._address, self._settings)
-                    return self._asking.ask(request, answer)
+                    found = self._asking.ask(request, answer)
                 except NodeUnreachable:
                     self._hang_up()
                     if not may_be_old:
                         raise
                     may_be_old = False
+                else:
+                    if getattr(found, "error_code", None) is ErrorCode.UNAUTHORISED:
+                        self._hang_up()  # as the node does, if this identity has no role at all
+                    return found
 
     def _hang_up(self) -> None:
         if self._asking is not None:

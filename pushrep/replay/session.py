@@ -91,6 +91,8 @@ class ReplaySession:
 
     def __init__(self, session_id: int, plan: ReplayPlan, settings: ReplaySettings, now_ms: int) -> None:
         self.id, self.plan = session_id, plan
+        self.identity = ""
+        """Of which node's client; a slot is its."""
         self.state = ReplayState.INIT
         self.position = plan.position
         self.end_reason: ReplayEndReason | None = None
@@ -468,12 +470,16 @@ class ReplaySessions:
         is_live: bool = True,
         counters: frozenset[str] = frozenset(),
         is_allowed: bool = True,
+        identity: str = "",
     ) -> ReplaySession:
         """Make a session in INIT, which takes a slot; the caller opens its segment next. Arguments as of `plan_replay`.
 
-        Raises ReplayRefused, and counts it.
+        identity: whose slot it is. Raises ReplayRefused, and counts it.
         """
-        node = Node(is_live, len(self._sessions), self.settings.max_sessions, counters, is_allowed)
+        most = self.settings.max_sessions
+        is_full = len(self._sessions) >= self.settings.sessions_in_sum
+        active = most if is_full else sum(one.identity == identity for one in self._sessions.values())
+        node = Node(is_live, active, most, counters, is_allowed)
         try:
             plan = plan_replay(request, facts, first_at, node)
         except ReplayRefused as refusal:
@@ -482,6 +488,7 @@ class ReplaySessions:
         self._serial = self._serial % (_SERIAL_END - 1) + 1
         session_id = self._serial << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
         session = self._sessions[session_id] = ReplaySession(session_id, plan, self.settings, now_ms)
+        session.identity = identity
         return session
 
     def handle(self, session: ReplaySession, event: e.Event, now_ms: int) -> Effects:
@@ -530,7 +537,7 @@ class ReplaySessions:
         )
         return ReplayCounters(
             sessions=sessions,
-            sessions_max=self.settings.max_sessions,
+            sessions_max=self.settings.sessions_in_sum,
             bytes_sent=self._ended_bytes + sum(one.bytes_sent for one in sessions),
             records_sent=self._ended_records + sum(one.records_sent for one in sessions),
             refused=dict(self.refused),

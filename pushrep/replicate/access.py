@@ -308,6 +308,10 @@ class Access:
                 known = self._keep_answer(identity, call, None, may=self._policy.could(identity, call))
         return known or (bool(OWN & ROLES_OF[call]) and self._is_named(identity))
 
+    def has_role(self, identity: str) -> bool:
+        """Whether there may be an outbox on which it has any role."""
+        return self.could(identity, ApiKey.API_VERSIONS)
+
     def _is_named(self, identity: str) -> bool:
         """Whether the grant of any outbox here names it. For an unknown identity all grants are read again, but only
         once in `_NAMED_MS`.

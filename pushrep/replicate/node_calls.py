@@ -74,12 +74,10 @@ class NodeCalls:
 
     def _answer(self, request: Struct, sender: str) -> Struct:
         call, (key, _) = self._calls.get(type(request)), PLACE_OF[type(request)]
-        if call is None:
-            return refusal(key, ErrorCode.UNSUPPORTED)
         try:
             if not self._access.could(sender, key):
                 raise self._access.refused(sender, key)
-            return call(request, sender)
+            return refusal(key, ErrorCode.UNSUPPORTED) if call is None else call(request, sender)
         except Refusal as error:
             return refusal(key, error.code, str(error))
         except (OSError, PushrepError) as error:

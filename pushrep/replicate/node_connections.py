@@ -1,10 +1,11 @@
 """The sockets of a node: one thread a connection, so that a slow peer or disk holds up no other.
 
     accept ─▶ thread: read into the frame's own memory ─▶ calls, in order ─▶ answer each ─▶ read on
-                      silent for handshake_timeout_s before it has spoken, or bytes that are no frame: closed, logged
+                      no call that its identity may make within handshake_timeout_s, a later request or an answer that
+                      takes longer than 30 s, or bytes that are no frame: closed, logged
 
-A connection holds the records of one frame at most, because nothing more is read while a request is carried out. So
-peers can make the node hold limits.frame_bytes_max for each of connections_max.
+A connection holds the records of one frame at most, because nothing more is read while a request is carried out. Of a
+large one nothing is read before its identity may make the call, and the budget (budget.py) has room for it.
 """
 
 import logging
@@ -18,41 +19,41 @@ from functools import partial
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 from pushrep.env.network import tune
 from pushrep.replay.slices import Buffers
-from pushrep.replicate.access import identity_in
+from pushrep.replicate.access import Access
+from pushrep.replicate.budget import REQUEST_S, SEND_S, Admitted, ConnectionBudget
+from pushrep.replicate.node_calls import FETCH_BYTES_MAX
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replay_calls import REPLAY_CALLS
 from pushrep.replicate.replay_server import AcceptedConnection
-from pushrep.replicate.sockets import AnySocket, send_all
-from pushrep.wire.calls import ApiKey, refusal
+from pushrep.replicate.sockets import send_all
+from pushrep.wire.calls import REQUESTS, ApiKey, refusal
 from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import SPARE_BYTES, ProtocolError
-from pushrep.wire.values import Struct
+from pushrep.wire.frames import SPARE_BYTES, Prefix, ProtocolError
+from pushrep.wire.push_messages import FetchRecordsRequest
+from pushrep.wire.values import Part, Struct
 
 _LOG = logging.getLogger("pushrep.node")
-_AGAIN_S = 0.1
+_AGAIN_S, _SOON_S = 0.1, 0.001
 
 
 class Peer:
     """A connection that is open."""
 
-    def __init__(self, sock: AnySocket, name: str, opened_ms: int) -> None:
-        self.socket: AnySocket = sock
-        self.name, self.opened_ms = name, opened_ms
-        self.has_spoken = False
+    def __init__(self, budget: Admitted, name: str, sender: str) -> None:
+        self.budget, self.name = budget, name
+        self.sender = sender
+        """Its identity."""
+        self.has_versions = False
+        """Whether it asked for our versions, as it has to first."""
         self.thread: Thread | None = None
-
-    def cut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Shut the socket down; its thread then ends."""
-        with suppress(OSError):
-            self.socket.shutdown(how)
 
 
 class Connections:
     """Serves all connections to `listener`, until `stop`.
 
     answer(request, sender): called in many threads.
-    replays: takes over a connection with a replay call.
+    access: says who has a role; None: everybody. replays: takes over a connection with a replay call.
     """
 
     def __init__(  # noqa: PLR0913 - a listener, the calls, and what both need
@@ -60,6 +61,7 @@ class Connections:
         listener: Listener,
         settings: NodeSettings,
         answer: Callable[[Struct, str], Struct],
+        access: Access | None = None,
         replays: Callable[[AcceptedConnection], None] | None = None,
         *,
         network: Network = REAL_NETWORK,
@@ -68,11 +70,16 @@ class Connections:
         self.tls = None if settings.certificates is None else settings.certificates.context()
         """For new connections; open ones keep theirs."""
         self._listener, self._settings, self._answer = listener, settings, answer
-        self._replays = replays
+        self._access, self._replays = access, replays
+        self.budget = ConnectionBudget(
+            "node", _LOG, connections_max=settings.connections_max, held_bytes_max=settings.requests_bytes_max,
+            first_s=settings.handshake_timeout_s, clock=clock, threads=network.threads,
+        )  # fmt: skip
+        """What its peers hold."""
         self._buffers = Buffers(SPARE_BYTES)
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
-        self._peers: dict[Peer, None] = {}  # oldest first
+        self._peers: set[Peer] = set()
         self._stopping = self._threads.event()
         self._accepting = self._threads.thread(self._accept, "pushrep-node-accept")
 
@@ -94,11 +101,12 @@ class Connections:
         with self._lock:
             peers = list(self._peers)
         for peer in peers:
-            peer.cut(socket.SHUT_RD)
+            peer.budget.cut(socket.SHUT_RD)
+        self.budget.stop()
         for peer in peers:
             assert peer.thread is not None, "it was started before it was listed"
             peer.thread.join(max(0, deadline_ms - self._clock.monotonic_ms()) / 1000)
-            peer.cut()
+            peer.budget.cut()
         return not any(peer.thread is not None and peer.thread.is_alive() for peer in peers)
 
     def _accept(self) -> None:
@@ -111,25 +119,18 @@ class Connections:
                 _LOG.warning("accept: %s", error)  # out of descriptors: open connections go on
                 self._stopping.wait(_AGAIN_S)
                 continue
-            peer = Peer(sock, str(address[:2]), self._clock.monotonic_ms())
+            admitted = self.budget.admit(str(address[0]), sock)
+            peer = Peer(admitted, str(address[:2]), self._settings.plain_identity)
             peer.thread = self._threads.thread(partial(self._serve, peer), "pushrep-node-peer")
             with self._lock:
-                silent = [other for other in self._peers if not other.has_spoken]
-                full = len(self._peers) >= self._settings.connections_max
-                if not full or silent:
-                    self._peers[peer] = None
-                if full and silent:
-                    oldest = min(silent, key=lambda other: other.opened_ms)
-                    self._peers.pop(oldest, None)
-                    oldest.cut()
-            if full and not silent:
-                _LOG.warning("%s is refused: %d connections are open", peer.name, self._settings.connections_max)
-                sock.close()
-                continue
+                self._peers.add(peer)
             try:
                 peer.thread.start()
             except RuntimeError:  # the system has no thread left
                 self._forget(peer)
+            # Those that were closed for others have a descriptor until their threads end, which is soon.
+            while len(self._peers) > self.budget.connections_max and not self._stopping.wait(_SOON_S):
+                pass
 
     def _serve(self, peer: Peer) -> None:
         is_handed_over = False
@@ -149,49 +150,85 @@ class Connections:
 
     def _converse(self, peer: Peer) -> bool:
         """Answer until the peer hangs up; True if the replay server has taken the connection over."""
-        settings = self._settings
-        peer.socket.settimeout(settings.handshake_timeout_s)
-        tune(peer.socket)
-        sender = settings.plain_identity
-        if (tls := self.tls) is not None:
-            assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
-            peer.socket = secured = tls.wrap_socket(peer.socket, server_side=True)
-            sender = identity_in(secured.getpeercert() or {})
-        connection = ServerConnection(settings.limits, self._buffers.acquire_kept)
-        while count := peer.socket.recv_into(connection.get_buffer()):
-            # The calls are not kept here: once they are answered, the next body may use their memory.
-            if self._answer_all(peer, connection, connection.buffer_updated(count), sender):
-                return True
+        tune(peer.budget.socket)
+        if self.tls is not None:
+            peer.sender = peer.budget.secure(self.tls)
+        connection = ServerConnection(self._settings.limits, self._buffers.acquire_kept, partial(self._hold, peer))
+        is_handed_over = False
+        try:
+            while count := peer.budget.socket.recv_into(connection.get_buffer()):
+                # The calls are not kept here: once they are answered, the next body may use their memory.
+                if (ended := self._answer_all(peer, connection, connection.buffer_updated(count))) is not None:
+                    is_handed_over = ended
+                    return ended
+                if connection.failure is not None:  # it came behind these calls
+                    raise connection.failure
+                if not connection.held_bytes:
+                    peer.budget.relax()
+                    peer.budget.give_back()
+                elif peer.budget.due_ms is None:
+                    peer.budget.expect(REQUEST_S)
+        finally:
+            if not is_handed_over:
+                connection.drop()
         return False
 
-    def _answer_all(
-        self, peer: Peer, connection: ServerConnection, calls: Sequence[Call | ClientEvent], sender: str
-    ) -> bool:
+    def _may(self, peer: Peer, key: ApiKey) -> bool:
+        """Whether its identity may make this call about any outbox; then it has a role, and room among those. Raises
+        ConnectionError if there are too many of them.
+        """
+        if self._access is not None and not self._access.could(peer.sender, key):
+            return False
+        if not peer.budget.promote():
+            raise ConnectionError("it has no room among those with a role")
+        return True
+
+    def _hold(self, peer: Peer, prefix: Prefix) -> None:
+        """A large request comes. Raises ProtocolError, ConnectionError."""
+        if prefix.api_key not in REQUESTS:
+            raise ProtocolError(f"{prefix.place}: no request has {prefix.size} bytes")
+        if not self._may(peer, key := ApiKey(prefix.api_key)):
+            assert self._access is not None, "without it everybody may"
+            raise ProtocolError(f"{self._access.refused(peer.sender, key)}; its {prefix.size} bytes are not read")
+        peer.budget.hold(prefix.size)
+        peer.budget.expect(REQUEST_S)
+
+    def _answer_all(self, peer: Peer, connection: ServerConnection, calls: Sequence[Call | ClientEvent]) -> bool | None:
+        """None: it goes on; True: the replay server has taken it over; False: it is over."""
         for number, call in enumerate(calls):
             if not isinstance(call, Call):
                 continue
+            if call.api_key is ApiKey.API_VERSIONS:
+                self._send(peer, connection.answer_versions(call))
+                peer.has_versions = True
+                continue
+            is_allowed = self._may(peer, call.api_key)
             hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
-            if hand_over is not None and peer.has_spoken:
-                closed = partial(self._forget, peer)
-                hand_over(AcceptedConnection(peer.socket, connection, calls[number:], peer.name, sender, closed))
+            if hand_over is not None and peer.has_versions and is_allowed:
+                closed, sender = partial(self._forget, peer), peer.sender
+                peer.budget.relax()
+                hand_over(AcceptedConnection(peer.budget, connection, calls[number:], peer.name, sender, closed))
                 return True
-            self._reply(peer, connection, call, sender)
-        return False
+            peer.budget.relax()
+            if self._stopping.is_set():
+                answer = refusal(call.api_key, ErrorCode.NODE_STOPPING)
+            else:
+                if isinstance(call.request, FetchRecordsRequest):
+                    peer.budget.hold(max(0, min(call.request.max_bytes, FETCH_BYTES_MAX)))
+                answer = self._answer(call.request, peer.sender)
+            self._send(peer, connection.answer(call, answer))
+            if not is_allowed and self._access is not None and not self._access.has_role(peer.sender):
+                return False
+        return None
 
-    def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
-        if call.api_key is ApiKey.API_VERSIONS:
-            parts = connection.answer_versions(call)
-            if not peer.has_spoken:
-                peer.has_spoken = True
-                peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices a lost one
-        elif self._stopping.is_set():
-            parts = connection.answer(call, refusal(call.api_key, ErrorCode.NODE_STOPPING))
-        else:
-            parts = connection.answer(call, self._answer(call.request, sender))
-        send_all(peer.socket, parts)
+    def _send(self, peer: Peer, parts: Sequence[Part]) -> None:
+        peer.budget.expect(SEND_S)
+        send_all(peer.budget.socket, parts)
+        peer.budget.relax()
 
     def _forget(self, peer: Peer) -> None:
         with self._lock:
-            self._peers.pop(peer, None)
+            self._peers.discard(peer)
         with suppress(OSError):
-            peer.socket.close()
+            peer.budget.socket.close()
+        peer.budget.leave()

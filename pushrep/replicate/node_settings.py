@@ -9,6 +9,7 @@ from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import ANONYMOUS, LOCAL, Policy, read_rules
+from pushrep.replicate.budget import CONNECTIONS_MAX, HELD_BYTES_MAX
 from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.sockets import Address
 from pushrep.settings import Between, check
@@ -34,11 +35,14 @@ class NodeSettings:
     log_config: the settings of all logs of the node.
     copy_check: whether to detect that an outbox's directory is a copy of another one (a restored backup, a clone).
     limits: the limits of a frame; the node holds at most one frame for each connection.
+    requests_bytes_max: the bytes of large requests and answers that the node holds, of all connections together; of one
+        identity a quarter. Above that it reads no further until others are done.
     plain_off_loopback: whether to listen off loopback without TLS.
     replay: how many replays may run, and their timeouts. replay_counters: functions that bound a replay, by name.
-    connections_max: the most open connections. For one more, the oldest connection that has sent no request yet is
-        closed; if there is none, the new connection is refused.
-    handshake_timeout_s: a connection that sends nothing for so long before its first request is closed.
+    connections_max: the most open connections, at most a quarter of the descriptors (`ulimit -n`). Half is for
+        connections that made a call for which they have a role, of one identity a quarter of all; without a role, one
+        is closed for another.
+    handshake_timeout_s: a connection that makes no call within this time for which it has a role is closed.
     stop_timeout_s: the time that `stop` waits for running requests.
     """
 
@@ -53,7 +57,8 @@ class NodeSettings:
     plain_off_loopback: bool = False
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     replay_counters: Mapping[str, Callable[[], int | None]] = field(default_factory=dict)
-    connections_max: Annotated[int, Between(1)] = 1024
+    requests_bytes_max: Annotated[int, Between(1)] = HELD_BYTES_MAX
+    connections_max: Annotated[int, Between(1)] = CONNECTIONS_MAX
     handshake_timeout_s: _Seconds = 10
     stop_timeout_s: _Seconds = 10
 

@@ -110,6 +110,18 @@ class UnauthorisedCalls:
     count: int
 
 
+class BudgetStatus(NamedTuple):
+    """What its peers hold, and may. closed: by reason: full (another one was closed for it, or it found no room), late.
+
+    held_bytes: of large requests and answers.
+    """
+
+    connections_max: int
+    held_bytes: int
+    held_bytes_max: int
+    closed: Mapping[str, int]
+
+
 class StandbyStatus(NamedTuple):
     """A service that stands by here. outbox_id: "" while its outbox is not made yet. why: its state is no better."""
 
@@ -134,6 +146,7 @@ class NodeStatus(Status):
     pid: int
     replica_epoch: int
     connections: int
+    budget: BudgetStatus
     logs: tuple[NodeLog, ...]
     outboxes: tuple[LogsStatus, ...]
     replays: ReplayCounters

@@ -186,6 +186,7 @@ class ReplayCalls:
                 is_live=looked.is_live,
                 counters=frozenset(server.named_counters),
                 is_allowed=looked.is_allowed,
+                identity=connection.sender,
             )
         except ReplayRefused as refused:
             self._refuse_start(connection, call, self._with_cut(refused, request, looked))

@@ -44,14 +44,15 @@ from pushrep.replay.local import Counters
 from pushrep.replay.plan import ReplaySettings, Span
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions
 from pushrep.replay.source import READ_ERRORS
+from pushrep.replicate.budget import SEND_S, Admitted
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
-from pushrep.replicate.sockets import AnySocket, Piece, pieces_of, send_some
+from pushrep.replicate.sockets import Piece, pieces_of, send_some
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.connection import Call, ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import ProtocolError
+from pushrep.wire.frames import Prefix, ProtocolError
 from pushrep.wire.replay_messages import ReplayEndReason
 from pushrep.wire.values import FileSlice, Part, Struct
 
@@ -75,7 +76,7 @@ class AcceptedConnection(NamedTuple):
     closed: to be called when it is closed.
     """
 
-    socket: AnySocket
+    budget: Admitted
     protocol: ServerConnection
     calls: Sequence[Call | ClientEvent]
     name: str
@@ -88,8 +89,11 @@ class ReplayConnection:
 
     def __init__(self, handed: AcceptedConnection) -> None:
         self.name, self.sender, self.protocol = handed.name, handed.sender, handed.protocol
-        self.closed = handed.closed
-        self.socket = handed.socket
+        self.closed, self.budget = handed.closed, handed.budget
+        self.protocol.hold = _refuse_large
+        self.sessions = 0
+        """How many sessions send to it: these may be as slow as they like, because what they send is in files."""
+        self.socket = handed.budget.socket
         self.socket.setblocking(False)
         self.is_open = True
         self.mask = READABLE
@@ -138,6 +142,7 @@ class ReplayConnection:
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     return
             self._frames.popleft()
+            self.budget.relax()
             if sent is not None:
                 sent()
 
@@ -145,7 +150,20 @@ class ReplayConnection:
         """Hang up."""
         self.is_open = False
         self._frames.clear()
+        self.protocol.drop()
         self.closed()
+
+    def expect(self) -> None:
+        """Set its deadline, if the peer has to do something: take what is sent, or finish its request."""
+        is_slow = bool(self._frames) and not self.sessions
+        if not is_slow and not self.protocol.held_bytes:
+            self.budget.relax()
+        elif self.budget.due_ms is None:
+            self.budget.expect(SEND_S)
+
+
+def _refuse_large(prefix: Prefix) -> None:
+    raise ProtocolError(f"{prefix.place}: {prefix.size} bytes are no request of a replay")
 
 
 class ServedSession:
@@ -194,6 +212,7 @@ class ServedSession:
     def attach(self, connection: ReplayConnection, call: Call, credit_bytes: int) -> None:
         """Its subscriber has attached."""
         self.connection, self._call = connection, call
+        connection.sessions += 1
         self.handle(e.SubscriberAttached(credit_bytes))
 
     def handle(self, event: e.Event) -> list[e.Effect]:
@@ -565,6 +584,8 @@ class ReplayServer:
         if not readers:
             self._readers.pop(served.tp, None)
         connection = served.connection
+        if connection is not None:
+            connection.sessions -= 1
         if connection is not None and connection.is_open and not connection.is_idle:
             self.flush(connection)
             is_stuck = connection.is_open and not connection.is_idle and served.session.state is ReplayState.DONE
@@ -672,6 +693,8 @@ class ReplayServer:
             self._hang_up(connection, error)
         else:
             self._dispatch(connection, calls)
+            if connection.protocol.failure is not None:  # it came behind these calls
+                self._hang_up(connection, connection.protocol.failure)
             self._watch_connection(connection)
 
     def _dispatch(self, connection: ReplayConnection, calls: list[Call | ClientEvent]) -> None:
@@ -684,6 +707,7 @@ class ReplayServer:
                 return
 
     def _watch_connection(self, connection: ReplayConnection) -> None:
+        connection.expect()
         wanted = connection.wanted_mask
         if connection.is_open and wanted != connection.mask and self._poller is not None:
             connection.mask = wanted

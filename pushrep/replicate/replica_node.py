@@ -95,7 +95,7 @@ class ReplicaNode:
         self.store.on_change = self.replay_server.changed
         self.calls = NodeCalls(self.store, self.address, self.access, lambda: self.status().as_answer())
         self.connections = Connections(
-            listener, settings, self.calls.answer, self.replay_server.adopt, network=network, clock=clock
+            listener, settings, self.calls.answer, self.access, self.replay_server.adopt, network=network, clock=clock
         )
         self._clock = clock
         self._standbys: dict[UUID, tuple[StandbyStatus, int]] = {}  # the last reports, with their monotonic times
@@ -150,6 +150,7 @@ class ReplicaNode:
             pid=os.getpid(),
             replica_epoch=self.replica_epoch,
             connections=len(self.connections),
+            budget=self.connections.budget.status(),
             logs=logs,
             outboxes=outboxes,
             replays=self.replay_server.counters(),

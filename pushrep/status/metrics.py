@@ -187,10 +187,14 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
     ),
     (_NODE, ()): (
         ("node_connections", "connections", "Open connections to the node."),
+        ("node_connections_limit", "budget.connections_max",
+         "The most open connections: connections_max, or a quarter of the descriptors."),
+        ("node_held_bytes", "budget.held_bytes", "Bytes of large requests and answers that the node holds."),
+        ("node_held_limit_bytes", "budget.held_bytes_max", "The setting requests_bytes_max."),
         ("node_replica_epoch", "replica_epoch", "The node's replica epoch, which each start raises."),
         ("node_open_logs", "logs", "Logs that the node has open."),
         ("node_offline_logs", "logs_offline", "Logs whose disk failed, or that need an operator to continue."),
-        ("replay_sessions_limit", "replays.sessions_max", "The most replay sessions at once (max_sessions)."),
+        ("replay_sessions_limit", "replays.sessions_max", "The most replay sessions at once, of all identities."),
         ("replay_lag_max_records", "replays.lag_max", "Lag of the replay that is furthest behind, in records."),
         ("replay_stalled_seconds", "replays.stalled_ms",
          "The longest time for which a replay that is behind has sent nothing."),
@@ -216,6 +220,8 @@ _TABLE: Mapping[tuple[str, tuple[str, ...]], tuple[tuple[str, str, str], ...]] =
         ("replay_sessions", "replay_states", "Replay sessions by state."),
     ),
     (_NODE, ("reason",)): (
+        ("node_closed_connections_total", "budget.closed",
+         "Connections closed to make room for others or for want of it (full), and that missed a deadline (late)."),
         ("replay_session_ends_total", "replays.ended", "Replays that ended, by reason."),
     ),
     (_NODE, ("code",)): (

@@ -105,6 +105,10 @@ def _node(found: Found) -> Iterator[str]:
     for one in found.get("standbys", ()):
         of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # "": its outbox is not made yet
         yield f"standby{of}: {one['state']}{_why(one['why'])}"
+    if (budget := found.get("budget")) is not None:
+        held = f"{size(budget['held_bytes'])} of {size(budget['held_bytes_max'])} held"
+        closed = ", ".join(f"{reason} {n}" for reason, n in budget["closed"].items())
+        yield f"connections: {found['connections']} of at most {budget['connections_max']}; {held}; closed: {closed}"
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of at most {replays['sessions_max']} run; ended: {ended}"

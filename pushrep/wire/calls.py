@@ -112,6 +112,9 @@ CALLS: Mapping[ApiKey, Mapping[FrameKind, type[Struct]]] = MappingProxyType(
 """Every key and its classes, by kind of frame."""
 assert CALLS.keys() == set(ApiKey), "every key has its classes"
 
+REQUESTS = frozenset(key for key, call in CALLS.items() if FrameKind.REQUEST in call)
+"""The keys of what a client asks."""
+
 
 def refusal(key: ApiKey, code: ErrorCode, why: str = "") -> Struct:
     """The answer to a refused call; `why` is left out if the answer has no field for it."""

@@ -11,6 +11,7 @@ and come between its answer and its last event (calls.py). A client with more th
 refused.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pushrep.errors import BadArgument
@@ -146,8 +147,13 @@ class ClientEvent(NamedTuple):
 class ServerConnection(FrameReader[Call | ClientEvent]):
     """The server's side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed."""
 
-    def __init__(self, limits: FrameLimits | None = None, memory: Memory | None = None) -> None:
-        super().__init__(self._open, limits or FrameLimits(), memory)
+    def __init__(
+        self,
+        limits: FrameLimits | None = None,
+        memory: Memory | None = None,
+        hold: Callable[[Prefix], object] | None = None,
+    ) -> None:
+        super().__init__(self._open, limits or FrameLimits(), memory, hold)
         self._unanswered: set[int] = set()
         self._streams: set[int] = set()
 

@@ -137,13 +137,19 @@ class FrameReader(Generic[T]):
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
     set, and every further call raises it.
 
-    memory: for large bodies, in views; without it each body gets its own.
+    memory: for large bodies, in views; without it each body gets its own. hold: called when the prefix of a frame of
+    more than 64 KiB is known and not all of it is there, before memory is taken for the rest; it may wait, or raise
+    ProtocolError.
     """
 
     def __init__(
-        self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, memory: Memory | None = None
+        self,
+        open_frame: Callable[[Prefix, bytes], OpenedFrame[T]],
+        limits: FrameLimits,
+        memory: Memory | None = None,
+        hold: Callable[[Prefix], object] | None = None,
     ) -> None:
-        self._open_frame, self._limits, self._memory = open_frame, limits, memory
+        self._open_frame, self._limits, self._memory, self.hold = open_frame, limits, memory, hold
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: OpenedFrame[T] | None = None
         self._body: bytearray | memoryview = bytearray()
@@ -156,6 +162,12 @@ class FrameReader(Generic[T]):
     def held_bytes(self) -> int:
         """The memory of an incomplete frame."""
         return len(self._head) + (len(self._body) if isinstance(self._body, bytearray) else self._body_filled)
+
+    def drop(self) -> None:
+        """Give back all memory: the connection is over. The reader and what it calls hold each other, so without this
+        only the garbage collector would.
+        """
+        self._head, self._body, self._opened, self._scratch = bytearray(), bytearray(), None, None
 
     def feed(self, data: bytes) -> list[T]:
         """The messages that `data` completes. Records may point into `data`, so don't change it.
@@ -206,6 +218,7 @@ class FrameReader(Generic[T]):
                 if body_ends <= len(view):
                     found.append(opened.finish(view[header_ends:body_ends].toreadonly()))
                     return body_ends
+                self._hold_if_large(prefix)
                 self._begin_body(opened)
                 return header_ends
         return self._fill_head(view, at, found)
@@ -218,6 +231,7 @@ class FrameReader(Generic[T]):
             if len(self._head) < PREFIX_BYTES:
                 self._refuse_size_early()
                 return at
+            self._hold_if_large(read_prefix(self._head, 0, self._limits))
         prefix = read_prefix(self._head, 0, self._limits)
         missing = PREFIX_BYTES + prefix.header_bytes - len(self._head)
         if missing > 0:
@@ -229,6 +243,10 @@ class FrameReader(Generic[T]):
             self._begin_body(opened)
             self._finish_if_whole(found)
         return at
+
+    def _hold_if_large(self, prefix: Prefix) -> None:
+        if self.hold is not None and prefix.size > _FIRST_BYTES:
+            self.hold(prefix)
 
     def _refuse_size_early(self) -> None:
         if len(self._head) >= _SIZE_ENDS_AT:

@@ -272,12 +272,15 @@ class Caller:
         return self.clients[place]
 
     def ask(self, request):
-        """The answer's text; that it hung up."""
+        """The answer's text; that it hung up. Whoever has no role is disconnected behind a refusal."""
         try:
-            return str(self.client(request).ask(request, CALLS[key_of(request)][FrameKind.RESPONSE]))
+            told = str(self.client(request).ask(request, CALLS[key_of(request)][FrameKind.RESPONSE]))
         except NodeUnreachable as error:
             self.close()
             return str(error).replace(str(self.address), "")
+        if "UNAUTHORISED" in told:
+            self.close()
+        return told
 
     def credit(self, event):
         """Send credit for another caller's session, which our client never does."""
