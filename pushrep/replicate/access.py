@@ -42,6 +42,7 @@ _LOG_EVERY_MS = 60_000
 _COUNTED_MAX = 1000
 _ANSWERS_MAX = 10_000
 _NAMED_MS = 1000
+_CLAIMED_MS = 60_000
 
 
 class Role(Enum):
@@ -97,11 +98,15 @@ CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, A
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`name` (`*`: everybody) has `roles` on outboxes whose id, or each topic, matches `pattern` (as by fnmatch)."""
+    """`name` (`*`: everybody) has `roles` on outboxes whose id, or each topic, matches `pattern` (as by fnmatch).
+
+    is_bare: it is a name without a pattern, so it gives no topic that another identity created.
+    """
 
     name: str
     pattern: str
     roles: frozenset[Role]
+    is_bare: bool = False
 
     def covers(self, identity: str) -> bool:
         """Whether the rule is for this identity."""
@@ -167,6 +172,11 @@ class Policy:
         """Whether a rule that names this identity allows it to create outboxes, which it then owns."""
         return any(rule.name == identity and Role.CREATE in rule.roles for rule in self.rules)
 
+    def creates_beside_others(self, identity: str, place: Place) -> bool:
+        """Whether it may create an outbox of topics that another identity created here."""
+        mine = [rule for rule in self.rules if rule.covers(identity) and not rule.is_bare]
+        return any(Role.CREATE in rule.roles and place.fits(rule.pattern) for rule in mine)
+
     def could(self, identity: str, call: ApiKey) -> bool:
         """Whether there may be an outbox about which it may make this call."""
         given = frozenset(role for rule in self.rules if rule.covers(identity) for role in rule.roles)
@@ -193,7 +203,7 @@ def parse_rule(text: str) -> Rule:
         try:
             return Rule("*", str(UUID(text)), ALL)
         except ValueError:
-            return Rule(text, "*", frozenset({Role.CREATE}))
+            return Rule(text, "*", frozenset({Role.CREATE}), is_bare=True)
     pattern, colon, words = rest.rpartition(":")
     known = {role.value: role for role in Role}
     roles = [word.strip() for word in words.split(",")]
@@ -251,19 +261,23 @@ class Access:
     """The authorisation of a running node. Thread-safe.
 
     rules: returns the texts of the rules, called at the start and at each `reload`. look: reads the facts of an outbox.
-    named: returns the identities that the grants of all outboxes here name. Raises BadArgument.
+    named: returns the identities that the grants of all outboxes here name. listed: returns the ids of all outboxes
+    here. Raises BadArgument.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rules, and what is asked of the store
         self,
         rules: Callable[[], Iterable[str]],
         look: Callable[[UUID], Kept],
         filesystem: Filesystem,
         clock: Clock,
+        *,
         named: Callable[[], frozenset[str]] = frozenset,
+        listed: Callable[[], Iterable[UUID]] = tuple,
     ) -> None:
         self._rules, self._look, self._filesystem, self._clock = rules, look, filesystem, clock
-        self._policy = Policy.of(rules())
+        self._policy, self._listed = Policy.of(rules()), listed
+        self._claimed: dict[str, tuple[str, int]] = {}  # whose topics are being made, and when that began
         self._lock = threading.RLock()
         self._places: dict[UUID, Place] = {}
         self._answers: dict[tuple[str, ApiKey, UUID | None], bool] = {}  # None: about any outbox, of `could`
@@ -289,8 +303,15 @@ class Access:
         outbox has no owner, this identity may become its owner, which is on disk when this returns. Raises
         CorruptNodeFile, OSError, too.
         """
-        if not self._judge(identity, call, outbox_id, frozenset(topics), begins=begins):
+        topics = frozenset(topics)
+        if begins and topics:
+            self._check_topics(identity, call, outbox_id, topics)
+        if not self._judge(identity, call, outbox_id, topics, begins=begins):
             raise self.refused(identity, call, outbox_id)
+
+    def owner_of(self, outbox_id: UUID) -> str:
+        """The identity that created it here; empty if nobody is known to. Raises CorruptNodeFile, OSError."""
+        return self._place(outbox_id).owner or ""
 
     def may(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, begins: bool = False) -> bool:
         """As `check`, but return the decision and count no refusal. outbox_id None: an unknown outbox, so all outboxes
@@ -372,6 +393,29 @@ class Access:
             # A decision that an owner would change is not cached.
             lasts = outbox_id in self._places and not is_first
             return self._keep_answer(identity, call, outbox_id, may=may) if lasts else may
+
+    def _check_topics(self, identity: str, call: ApiKey, outbox_id: UUID, topics: frozenset[str]) -> None:
+        """A topic's name here is its first creator's. Raises Refusal."""
+        with self._lock:
+            new, now_ms = topics - self._place(outbox_id).topics, self._clock.monotonic_ms()
+            if not new or self._policy.creates_beside_others(identity, Place(outbox_id, None, new)):
+                return
+            owners: dict[str, set[str]] = {topic: set() for topic in new}
+            for topic, (by, since_ms) in self._claimed.items():
+                if topic in new and now_ms - since_ms < _CLAIMED_MS:
+                    owners[topic].add(by)
+            for place in [self._place(other) for other in self._listed() if other != outbox_id]:
+                if place.owner is not None:
+                    for topic in new & place.topics:
+                        owners[topic].add(place.owner)
+            taken = frozenset(topic for topic, found in owners.items() if found and identity not in found)
+            if taken and not self._policy.creates_beside_others(identity, Place(outbox_id, None, taken)):
+                self.refused(identity, call, outbox_id)
+                what = f"another identity created {', '.join(sorted(taken))} here"
+                why = f"{identity!r} may not call {call.name} of outbox {outbox_id}: {what}, so it needs a rule with a "
+                raise Refusal(ErrorCode.UNAUTHORISED, f"{why}pattern and the role create (--allow NAME=PATTERN:create)")
+            if self._policy.creates_by_name(identity):
+                self._claimed |= dict.fromkeys(new - taken, (identity, now_ms))
 
     def _keep_answer(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, may: bool) -> bool:
         if len(self._answers) < _ANSWERS_MAX:

@@ -74,7 +74,7 @@ class OutboxLeader(NamedTuple):
     """The leader of an outbox by this node's newest grant. is_here: it is this member, whose service has the logs.
 
     silent_ms: since its last contact or the node's start; None: it is here, or has said that it leads no more. hold:
-    while no standby takes over by itself.
+    while no standby takes over by itself. owner: the identity that created it here.
     """
 
     outbox_id: str
@@ -85,6 +85,7 @@ class OutboxLeader(NamedTuple):
     is_here: bool
     silent_ms: int | None
     hold: Hold | None = None
+    owner: str = ""
 
     @property
     def held_until_ms(self) -> int:

@@ -82,7 +82,8 @@ class ReplicaNode:
         """Its directory."""
         self.replica_epoch = self.store.replica_epoch
         self._settings = settings
-        self.access = Access(settings.rules, self._kept, filesystem, clock, self.store.identities)
+        listed = lambda: [kept.outbox_id for kept in self.store.outboxes()]  # noqa: E731 - of now
+        self.access = Access(settings.rules, self._kept, filesystem, clock, named=self.store.identities, listed=listed)
         self.replay_server = ReplayServer(
             Recordings(self.store, str(self.address), self.access),
             settings.replay,
@@ -159,7 +160,9 @@ class ReplicaNode:
             ),
             unauthorised=tuple(UnauthorisedCalls(*who, count) for who, count in self.access.refusals().items()),
             leaders=tuple(
-                _leader_of(one, grant, now_ms) for one in self.store.kept() if (grant := one.election_state.grant)
+                _leader_of(one, grant, now_ms, self.access.owner_of(one.outbox_id))
+                for one in self.store.kept()
+                if (grant := one.election_state.grant)
             ),
             standbys=tuple(report for report, at_ms in list(self._standbys.values()) if at_ms >= since_ms),
         )
@@ -215,7 +218,7 @@ def _listen(address: Address, network: Network) -> Listener:
         raise CantListen(str(address), error.strerror or str(error)) from error
 
 
-def _leader_of(kept: KeptOutbox, grant: Grant, now_ms: int) -> OutboxLeader:
+def _leader_of(kept: KeptOutbox, grant: Grant, now_ms: int, owner: str) -> OutboxLeader:
     return OutboxLeader(
         outbox_id=str(kept.outbox_id),
         topic=grant.topic,
@@ -225,4 +228,5 @@ def _leader_of(kept: KeptOutbox, grant: Grant, now_ms: int) -> OutboxLeader:
         is_here=kept.election_state.is_led_here,
         silent_ms=kept.contact_age_ms,
         hold=hold_of(grant, now_ms),
+        owner=owner,
     )

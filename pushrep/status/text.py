@@ -99,7 +99,8 @@ def _node(found: Found) -> Iterator[str]:
         contact = "it has resigned" if one["silent_ms"] is None else f"last contact {duration(one['silent_ms'])} ago"
         leader = f"member {one['leader']}{where} leads under epoch {one['epoch']}, {contact}"
         here = f"this member leads; for the others' lag: pushrep status {found['directory']}/{one['outbox_id']}"
-        yield f"outbox {one['outbox_id']} ({one['topic']}): {here if one['is_here'] else leader}"
+        of = f" of {one['owner']}" if one["owner"] else ""
+        yield f"outbox {one['outbox_id']} ({one['topic']}{of}): {here if one['is_here'] else leader}"
         if (hold := one["hold"]) is not None:
             yield f"  takeovers are held until {time_text(hold['until_ms'])}: {hold['reason']}"
     for one in found.get("standbys", ()):

@@ -382,3 +382,30 @@ def test_n2_a_health_request_has_one_deadline_and_a_bounded_head(monkeypatch):
         with raw(server.address) as well:
             well.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b" 200 OK" in well.recv(100)
+
+
+def test_n9_a_topic_is_its_first_creator_s_and_another_one_needs_a_pattern(start, tls):
+    def create(node, name, outbox, *topics):
+        look = push.DescribeLogRequest(
+            outbox_id=outbox, create=True, partitions=tuple(TopicIdPartition(uuid4(), topic, 0) for topic in topics)
+        )
+        with client(node, tls, name) as asks:
+            answer = asks.ask(look, push.DescribeLogResponse)
+        return answer.error_code, answer.error_message
+
+    node = start(secure=True, allow=frozenset({"owner", "other", "reader=bills*:create"}))
+    mine, others = uuid4(), [uuid4() for _ in range(4)]
+    assert create(node, "owner", mine, "bills")[0] is ErrorCode.NONE
+    code, why = create(node, "other", others[0], "bills")
+    assert code is ErrorCode.UNAUTHORISED
+    assert "another identity created bills here" in why
+    assert create(node, "other", others[0], "orders", "bills")[0] is ErrorCode.UNAUTHORISED
+    assert create(node, "other", others[1], "orders")[0] is ErrorCode.NONE
+    assert create(node, "other", others[1], "bills")[0] is ErrorCode.UNAUTHORISED, "in an outbox of its own, too"
+    assert create(node, "owner", uuid4(), "bills")[0] is ErrorCode.NONE, "a second one of its own"
+    assert create(node, "reader", others[2], "bills")[0] is ErrorCode.NONE, "its pattern covers it"
+    assert create(node, "reader", others[3], "bills", "orders")[0] is ErrorCode.UNAUTHORISED
+    node.stop()
+    node = start(secure=True, allow=frozenset({"owner", "other"}))
+    assert create(node, "other", others[0], "bills")[0] is ErrorCode.UNAUTHORISED, "the disk knows it"
+    assert node.access.owner_of(mine) == "owner"
