@@ -60,8 +60,9 @@ _HEADERS = {
 }
 _PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages are confidential
-_CONNECTIONS_MAX = 256
-_BACKLOG = 128
+_CONNECTIONS_MAX = 64
+"""Over TLS each costs asyncio some 0.5 MiB."""
+_BACKLOG = 32
 """So many are accepted before those that were closed for them are gone, too."""
 _STOP_S = 10.0
 _WRONG_S = 1.0

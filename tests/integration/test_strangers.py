@@ -205,6 +205,7 @@ def test_n2_a_certificate_that_no_rule_names_is_closed_after_its_first_refusal(s
     with client(node, tls, "stranger") as asks:
         assert asks.ask(LOOK, push.ListLogsResponse).error_code is ErrorCode.UNAUTHORISED
         assert is_closed(asks.socket)
+    assert node.connections.budget.closed == {"full": 0, "late": 0}, "at once, by no deadline"
     with client(node, tls, "reader") as reads:
         for _ in range(2):
             fetch = push.BeatRequest(outbox_id=OUTBOX, leader=0, leader_epoch=256)
