@@ -49,7 +49,7 @@ from tests.support.outbox_arguments import outbox_arguments
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
 ALLOW = frozenset(
-    {"owner", "other", "second=orders*:lead", "reader=orders:read", "keeper=orders:keep", "lister=*:list"}
+    {"owner", "other=*:create", "second=orders*:lead", "reader=orders:read", "keeper=orders:keep", "lister=*:list"}
 )
 FOREIGN = UUID(int=99)
 LEADERS = {"owner", "second"}
