@@ -20,7 +20,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
 TIMEOUT_S = 60.0
 """How long brokers are asked altogether: as long as Kafka's own clients do (`default.api.timeout.ms`)."""
@@ -77,41 +79,44 @@ class RetryPolicy:
         is_stopped: asked after each retriable failure; if so, that error is raised. on_failure: called with each
         retriable error.
         """
-        began_s, failures = time.monotonic(), 0
-        while True:
-            try:
-                return question()
-            except BaseException as error:
-                failures += 1
-                if on_failure is not None and self.is_retriable(error):
-                    on_failure(error)
-                pause_s = self._pause_s(error, failures, began_s)
-                if pause_s is None or is_stopped():
-                    raise
-            sleep(pause_s)
+
+        def notify(state: RetryCallState) -> None:
+            error = None if state.outcome is None else state.outcome.exception()
+            if on_failure is not None and error is not None:
+                on_failure(error)
+
+        settings = self._settings()
+        settings["stop"] = lambda state: is_stopped() or self._is_enough(state)
+
+        def pause(seconds: float) -> None:
+            sleep(seconds)
+
+        return Retrying(**settings, sleep=pause, after=notify)(question)
 
     async def call_async(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """As `call`, in an event loop."""
-        import asyncio  # noqa: PLC0415 - loaded already by the caller; a service without a loop does without
 
-        began_s, failures = time.monotonic(), 0
-        while True:
-            try:
-                return await question()
-            except BaseException as error:
-                failures += 1
-                if (pause_s := self._pause_s(error, failures, began_s)) is None:
-                    raise
-            await asyncio.sleep(pause_s)
+        async def called() -> _Answer:  # what tenacity awaits has to be a coroutine function
+            return await question()
 
-    def _pause_s(self, error: BaseException, failures: int, began_s: float) -> float | None:
-        """How long to wait before the next call; None: there is none, and the error is raised."""
-        if not self.is_retriable(error) or failures == self.attempts:
-            return None
-        pause_s = self.backoff.pause_s(failures)
-        within_s = self.within_s(error) if callable(self.within_s) else self.within_s
-        is_late = within_s is not None and time.monotonic() - began_s + pause_s >= within_s
-        return None if is_late else pause_s
+        return await AsyncRetrying(**self._settings())(called)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "retry": retry_if_exception(self.is_retriable),
+            "wait": lambda state: self.backoff.pause_s(state.attempt_number),
+            "stop": self._is_enough,
+            "reraise": True,
+        }
+
+    def _is_enough(self, state: RetryCallState) -> bool:
+        if self.attempts is not None and state.attempt_number >= self.attempts:
+            return True
+        error = None if state.outcome is None else state.outcome.exception()
+        if self.within_s is None or error is None:
+            return False
+        allowed_s = self.within_s(error) if callable(self.within_s) else self.within_s
+        return (state.seconds_since_start or 0.0) + (state.upcoming_sleep or 0.0) >= allowed_s
 
 
 class Failure(Enum):

@@ -115,8 +115,25 @@ def appending(service, rng, counts, seconds):
         time.sleep(0.05)
 
 
-def all_shipped(service, counts, partitions):
+def wait_led(servers, topic, copies, partitions):
+    """Until each partition has a leader and takes writes, and so does what keeps transactions: brokers that answer may
+    still elect for seconds, and a partition without a leader is a cause of its own.
+    """
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    for _ in range(1200):
+        topics = admin.list_topics(timeout=30).topics
+        found = [topics[topic].partitions[number] for number in partitions]
+        if len(partitions) == PARTITIONS:
+            found += topics["__transaction_state"].partitions.values()
+        if all(one.leader >= 0 and len(one.isrs) >= min(2, copies) for one in found):
+            return
+        time.sleep(0.1)
+    raise AssertionError("partitions without a leader for two minutes, though all brokers run")
+
+
+def all_shipped(cluster, service, topic, copies, counts, partitions):
     """From a moment at which all is well on: the seconds until each partition was not behind once."""
+    wait_led(cluster.bootstrap_servers, topic, copies, partitions)
     began_s, took_s = time.monotonic(), {}
     while len(took_s) < len(partitions):
         service.append([])
@@ -145,7 +162,8 @@ def a_fault(cluster, service, topic, copies, rng, counts):
             appending(service, rng, counts, 2)
             counts["deploys in a fault"] += 1
         if copies == 1:
-            all_shipped(service, counts, [number for number, [alone] in enumerate(PLACED[1]) if alone != node])
+            led = [number for number, [alone] in enumerate(PLACED[1]) if alone != node]
+            all_shipped(cluster, service, topic, copies, counts, led)
         cluster.start(node)
         cluster.wait_ready()
     elif kind == "two brokers":
@@ -200,7 +218,7 @@ def test_faults_of_both_sides_lose_and_double_nothing_and_end_with_their_cause(
         while time.monotonic() < ends_s:
             appending(service, rng, counts, 3)
             a_fault(cluster, service, topic, copies, rng, counts)
-            all_shipped(service, counts, range(PARTITIONS))
+            all_shipped(cluster, service, topic, copies, counts, range(PARTITIONS))
         pid = service.told["pid"]
         service.close()
     given_up = parked(tmp_path / "outbox")
