@@ -78,7 +78,8 @@ class LogConfig:
     index_interval_bytes: the log has at most one index entry for each so many bytes.
     batch_bytes: a list of values is split into batches of about this size: 256 KiB fit into the processor's cache.
     batch_bytes_max: the size of the largest batch, and so of the largest record (Kafka's max.message.bytes).
-    codec: the compression of the batches that the log makes itself.
+    codec: the compression of the batches that are made here: none, gzip, snappy, lz4 or zstd. A replica's are its
+        leader's.
     preallocate_bytes: the most space that is allocated for the newest file ahead of its data; the file is truncated to
         its data at roll and close. A small file doubles, by 64 KiB at least. 0: nothing is allocated ahead. All logs
         of a directory together allocate at most 1 GiB, or a twentieth of a smaller disk, but each log may have 64 KiB.

@@ -524,7 +524,7 @@ class PartitionAppender:
         """Returns the batches that were appended, how many may be in the log, and the error; `bases` gets their
         offsets.
         """
-        codec, carrier, counts = self._settings.config.codec, self._shared.identity.carrier, self.counts
+        codec, carrier, counts = self._settings.config.log_config.codec, self._shared.identity.carrier, self.counts
         done: list[RecordBatch] = []
         base = 0
         try:

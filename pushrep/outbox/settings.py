@@ -10,7 +10,6 @@ from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, Takeo
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
-from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
@@ -59,7 +58,6 @@ class OutboxConfig:
         KiB, or the largest batch that the log takes if that is less.
     buffer_bytes: the memory for records that are not acknowledged yet. If it is used up, `append` waits.
     block_ms: how long `append` waits for memory before it raises `BufferFull`.
-    codec: the compression of the batches: none, gzip, snappy, lz4 or zstd.
     close_timeout_s: how long `close` waits for records that are not acknowledged yet: for the disk, with ALL for
         replicas, too.
     open_timeout_s: how long `open` waits for answers of the replicas, with ALL for `min_insync_replicas` in-sync
@@ -80,7 +78,7 @@ class OutboxConfig:
         is raised.
     copy_check: whether to detect a directory that is a copy of another one (a restored backup, a clone). A copy gets a
         PID with its own epoch; with replicas `DirectoryIsCopy` is raised.
-    log_config: the files and the disk: sizes, retention, the limits at which appends are refused.
+    log_config: the files and the disk: sizes, compression, retention, the limits at which appends are refused.
     push: TLS, limits and timeouts of the connections to replicas.
     """
 
@@ -88,7 +86,6 @@ class OutboxConfig:
     batch_bytes: Annotated[int | None, Between(1)] = None
     buffer_bytes: Annotated[int, Between(1)] = 64 << 20
     block_ms: _Ms = 60_000
-    codec: Codec = Codec.NONE
     close_timeout_s: _Seconds = 30.0
     open_timeout_s: _Seconds = 5.0
     min_insync_replicas: Annotated[int | None, Between(1, _MEMBERS_MAX)] = None

@@ -17,7 +17,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka import KafkaDestination, RecordsParked, ShippingStopped
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.sink_session import SinkSession
-from pushrep.log import Durability
+from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
 from pushrep.records import Codec, encode_batch
 from tests.integration.outboxes import wait_until
@@ -178,7 +178,7 @@ def test_a_learned_limit_condemns_no_record(broker, topic, opened):
     record of 60 KB is taken alone, and the one of 120 KB is refused by the topic's own limit.
     """
     create_topic(broker.bootstrap_servers, topic, compression_type="uncompressed")
-    with opened(1, codec=Codec.ZSTD, batch_bytes=400_000) as outbox:
+    with opened(1, log_config=LogConfig(codec=Codec.ZSTD), batch_bytes=400_000) as outbox:
         outbox.append(0, b"first")
         outbox.wait_shipped(WAIT_S)
         alter_topic(broker.bootstrap_servers, topic, max_message_bytes=100_000)

@@ -92,7 +92,7 @@ def test_sealed_batches_are_what_every_consumer_reads(broker, topic, opened, tmp
     """Contract: "the sealed batches as they are", with every codec; judged by a consumer and by Kafka's dump tool."""
     create_topic(broker.bootstrap_servers, topic, 2, retention_ms=-1)
     for codec in Codec:
-        with opened(3, codec=codec, carrier="header") as outbox:
+        with opened(3, log_config=LogConfig(codec=codec, flush_ms=10), carrier="header") as outbox:
             for n in range(20):
                 for partition in range(3):
                     outbox.append_many(

@@ -31,20 +31,20 @@ class OutboxModel(RuleBasedStateMachine):
     )
     def make(self, carrier, batch_bytes, linger_ms, codec):
         self.disk = SimulatedDisk()
-        self.options = {"carrier": carrier, "batch_bytes": batch_bytes, "linger_ms": linger_ms, "codec": codec}
+        self.options = {"carrier": carrier, "batch_bytes": batch_bytes, "linger_ms": linger_ms}
+        self.options["log_config"] = LogConfig(segment_bytes=120_000, preallocate_bytes=0, codec=codec)
         self.logs = [[] for _ in range(PARTITIONS)]
         self.receipts = []
         self.counter = 0
         self.open()
 
     def open(self):
-        config = LogConfig(segment_bytes=120_000, preallocate_bytes=0)
         self.outbox = Outbox.open(
             Path("/outbox"),
             "orders",
             PARTITIONS,
             "billing",
-            **outbox_arguments(filesystem=self.disk, log_config=config, **self.options),
+            **outbox_arguments(filesystem=self.disk, **self.options),
         )
         self.taken = {}  # since this open: pair -> highest source offset
 
