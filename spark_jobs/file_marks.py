@@ -135,7 +135,10 @@ class FileMarks:
     def __init__(self, path: str | Path, session: "SparkSession | None" = None, *, read_only: bool = False) -> None:
         self.location = str(path)
         self._session, self._read_only = session, read_only
-        self._directory: LocalDirectory | HadoopDirectory | None = None
+        place = local_path(self.location)
+        self._directory: LocalDirectory | HadoopDirectory | None = None if place is None else LocalDirectory(place)
+        if place is None:  # not in the first batch: the package's files may be others by then
+            import spark_jobs.sinks.hadoop  # noqa: F401, PLC0415 - slow to import, not needed for this machine's disk
         self._last: _File | None = None  # the newest write that this store has seen or made
         self._latest: tuple[_File, BatchMarks] | None = None  # what was read or written last
 
@@ -199,10 +202,8 @@ class FileMarks:
         return files
 
     def _opened(self) -> "LocalDirectory | HadoopDirectory":
-        if self._directory is None and (place := local_path(self.location)) is not None:
-            self._directory = LocalDirectory(place)
         if self._directory is None:
-            from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed for this machine's disk
+            from pyspark.sql import SparkSession  # noqa: PLC0415 - loaded with the next one
 
             from spark_jobs.sinks.hadoop import HadoopDirectory  # noqa: PLC0415
 
