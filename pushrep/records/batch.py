@@ -7,10 +7,14 @@ lz4         one LZ4 frame of independent blocks: Kafka's Java reader refuses lin
 snappy      xerial's framing, which Kafka's Java reader demands; raw snappy, which some clients write, is read too:
             | 82 S N A P P Y 00 | version i32 = 1 | compatible i32 = 1 | then per block: length i32, raw snappy |
 
+What Kafka's Java reader takes of other writers is read, too: several frames or streams one behind the other, and bytes
+behind the last gzip member or lz4 frame, which it passes over.
+
 Sizes in the input may be wrong: the output buffer never exceeds `bytes_max`.
 """
 
 import struct
+import zlib
 from typing import Any
 
 import cramjam
@@ -32,6 +36,8 @@ _XERIAL_LENGTH = struct.Struct(">i")
 _XERIAL_BLOCK_BYTES = 32 << 10  # the default of xerial's library, and so of every Java producer
 _ZSTD_LEVEL = 3  # as Kafka's compression.zstd.level
 _GZIP_LEVEL = 6  # as zlib's, and so Kafka's default
+_GZIP_MEMBER, _GZIP_HEADER_BYTES = b"\x1f\x8b\x08", 10
+_LZ4_FRAME = b"\x04\x22\x4d\x18"
 _GUESS_BYTES_MIN = 64 << 10
 _GROWTH = 8  # text and JSON compress 3-6 times
 
@@ -71,12 +77,48 @@ def _decompress_frame(codec: Codec, module: Any, view: memoryview, bytes_max: in
             written = module.decompress_into(view, out)
         except cramjam.DecompressionError as error:
             if size == bytes_max:  # cramjam has no distinct error for "too small", so try up to the limit
+                if codec is Codec.GZIP and (found := _gzip_members(view, bytes_max)) is not None:
+                    return found
+                if codec is Codec.LZ4 and 0 < (end := _lz4_frames_end(view)) < len(view):
+                    return _decompress_frame(codec, module, view[:end], bytes_max)
                 raise CorruptRecordBatch(
                     f"{codec.name} records do not decompress into {bytes_max} bytes (decompressed_bytes_max): {error}"
                 ) from error
             size = min(bytes_max, size * _GROWTH)
         else:
             return out.data[:written]
+
+
+def _gzip_members(view: memoryview, bytes_max: int) -> memoryview | None:
+    """What the gzip members hold, without the bytes behind the last one; None if one is damaged, or it is too much."""
+    out, rest = bytearray(), bytes(view)
+    while len(rest) >= _GZIP_HEADER_BYTES and rest.startswith(_GZIP_MEMBER):
+        member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            out += member.decompress(rest, bytes_max - len(out) + 1)
+        except zlib.error:
+            return None
+        if not member.eof or len(out) > bytes_max:
+            return None
+        rest = member.unused_data
+    return memoryview(out) if len(rest) < len(view) else None
+
+
+def _lz4_frames_end(view: memoryview) -> int:
+    """Where the last LZ4 frame ends; behind the end of `view` if that frame is not whole."""
+    end = 0
+    while view[end : end + 4] == _LZ4_FRAME and len(view) > (position := end + 7):
+        flags = view[end + 4]
+        position += (8 if flags & 8 else 0) + (4 if flags & 1 else 0)  # content size, dictionary
+        end = len(view) + 1
+        while position + 4 <= len(view):
+            length = int.from_bytes(view[position : position + 4], "little") & 0x7FFF_FFFF
+            position += 4
+            if not length:
+                end = position + (4 if flags & 4 else 0)
+                break
+            position += length + (4 if flags & 16 else 0)
+    return end
 
 
 def _compress_xerial(data: memoryview) -> bytes:
@@ -103,10 +145,15 @@ def _decompress_snappy(view: memoryview, bytes_max: int) -> memoryview:
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
-    blocks, position = [], len(_XERIAL_HEADER)
+    blocks, position = list[memoryview](), len(_XERIAL_HEADER)
     while position < len(view):
         start = position + _XERIAL_LENGTH.size
+        if view[position:start] == _XERIAL_MAGIC[:4]:  # another stream
+            position += len(_XERIAL_HEADER)
+            continue
         if start > len(view):
+            if blocks:
+                break
             raise CorruptRecordBatch(f"SNAPPY block at byte {position} has no room for its length")
         (length,) = _XERIAL_LENGTH.unpack_from(view, position)
         position = start + length

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
 
-from pushrep.records import Codec, RecordBatch, encode_batch
+from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, encode_batch
+from pushrep.records import header as layout
+from pushrep.records.batch import compress
 
 pytestmark = pytest.mark.java
 
@@ -99,3 +102,60 @@ def test_what_kafka_writes_is_read_here(java, kafka, codec):
     assert batch.header.codec is codec
     assert batch.header.base_offset == 70
     assert [(r.timestamp_ms, r.key, r.value, r.headers) for r in batch.records()] == RECORDS
+
+
+def framed(plain, codec, packed):
+    """The batch `plain` with its records as `packed`."""
+    header = plain.header._replace(attributes=plain.header.attributes | codec.value, batch_length=49 + len(packed))
+    data = bytearray(header.pack() + packed)
+    layout.write_crc(data, layout.crc32c(data, layout.CRC_COVERS_FROM))
+    return bytes(data)
+
+
+def whole(codec, *parts):
+    return bytes(compress(codec, memoryview(b"".join(parts))))
+
+
+def each_alone(codec, *parts):
+    return b"".join(whole(codec, part) for part in parts)
+
+
+SKIPPED = bytes.fromhex("502a4d1803000000") + b"abc"
+FRAMINGS = {
+    "each alone": each_alone,
+    "zeros behind": lambda *given: whole(*given) + bytes(20),
+    "a few zeros behind": lambda *given: whole(*given) + bytes(3),
+    "each alone, zeros behind": lambda *given: each_alone(*given) + bytes(600),
+    "other bytes behind": lambda *given: whole(*given) + b"no frame begins here",
+    "a skippable frame behind": lambda *given: whole(*given) + SKIPPED,
+    "a skippable frame between": lambda codec, *parts: SKIPPED.join(whole(codec, part) for part in parts),
+    "an empty one between": lambda codec, *parts: whole(codec, b"").join(whole(codec, part) for part in parts),
+    "the second one damaged": lambda *given: each_alone(*given)[:-9],
+}
+READ_HERE_ALONE = [
+    (Codec.LZ4, name)
+    for name in ("each alone", "each alone, zeros behind", "a skippable frame between", "an empty one between")
+]
+"""Kafka's reader takes the first LZ4 frame alone."""
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
+def test_framings_of_other_writers_are_read_where_kafka_reads_them(java, kafka, codec, framing):
+    plain = encode_batch([b"value %d " % n * 5 for n in range(50)], timestamps_ms=NOW)
+    payload = bytes(plain.payload())
+    batch = framed(plain, codec, FRAMINGS[framing](codec, payload[:999], payload[999:]))
+    (theirs,) = each(
+        kafka.record.internal.MemoryRecords.readableRecords(java.jvm.java.nio.ByteBuffer.wrap(batch)).batches()
+    )
+    theirs.ensureValid()
+    try:
+        want = [(record.offset(), plain_bytes(java, record.value())) for record in each(theirs)]
+    except Py4JJavaError:
+        if (codec, framing) in READ_HERE_ALONE:
+            want = [(record.offset, record.value) for record in plain.records()]
+        else:
+            with pytest.raises(CorruptRecordBatch):
+                RecordBatch.check(batch).records()
+            return
+    assert [(record.offset, record.value) for record in RecordBatch.check(batch).records()] == want

@@ -51,6 +51,23 @@ def test_raw_snappy_is_read_too():
     assert bytes(decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(DATA)))) == DATA
 
 
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_frames_one_behind_the_other_are_read_as_one_up_to_the_bound(codec):
+    packed = b"".join(bytes(compress(codec, memoryview(DATA[:size]))) for size in (1_000, 100_000))
+    assert bytes(decompress(codec, packed, 101_000)) == DATA[:1_000] + DATA[:100_000]
+    with pytest.raises(CorruptRecordBatch, match="decompressed_bytes_max"):
+        decompress(codec, packed, 100_999)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4])
+@pytest.mark.parametrize("behind", [bytes(3), bytes(700), b"no frame begins here"])
+def test_bytes_behind_the_last_frame_are_passed_over_up_to_the_bound(codec, behind):
+    packed = bytes(compress(codec, memoryview(DATA))) + behind
+    assert bytes(decompress(codec, packed, len(DATA))) == DATA
+    with pytest.raises(CorruptRecordBatch, match="decompressed_bytes_max"):
+        decompress(codec, packed, len(DATA) - 1)
+
+
 @pytest.mark.parametrize(
     ("blocks", "reason"),
     [
