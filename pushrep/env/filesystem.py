@@ -30,6 +30,11 @@ A WholeSync brings everything that any process wrote to one file system to disk,
 the system reports whether that succeeded: Linux 5.8 and later, on file systems that are known to sync data and names by
 it. Its error names no file, and it waits for others' writes: so it is for files of which all or none are needed.
 
+A lock is two: a flock, which excludes others, and on the file `<name>.held` a record lock of the open file
+(F_OFD_SETLK), which shows that it is held. Only of the second one can be asked who has it without taking it: a reader
+that tried the flock would refuse a process that opens just then. Both are the kernel's, so they hold between
+containers, where neither pids nor /proc mean the same. Source: fcntl_locking(2).
+
 A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It does not report
 syncs and writes through a mapping, nor what was written.
 """
@@ -53,6 +58,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 _GET_VERSION = 0x80087601  # _IOR('v', 1, long); the kernel fills in 4 bytes
 _SYNCS_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext4, xfs, btrfs, f2fs, tmpfs
 _SYNCFS_SAYS_ERRORS = (5, 8)
+_RECORD_LOCK = struct.Struct("hhqqi0q")  # struct flock: type, whence, start, length (0: to the end), pid
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME_AT = 80  # of struct statx: seconds i64, nanoseconds u32
 _WITHOUT_LASTING_NUMBERS = frozenset(
@@ -363,6 +369,10 @@ class Filesystem(Protocol):
         """Take an exclusive flock, write our pid into the file; LockHeld at once if it is taken. close() frees it."""
         ...
 
+    def is_locked(self, path: Path) -> bool | None:
+        """Whether a process of any container has taken that lock; None: the file system does not tell. Takes none."""
+        ...
+
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
         """A shared mapping of the first `size` bytes; a writer's file is made and zero-filled first."""
         ...
@@ -446,6 +456,20 @@ class RealFile:
             os.close(fd)
 
 
+class _LockFile(RealFile):
+    """The file of a lock, with what shows others that it is held."""
+
+    __slots__ = ("shown",)
+
+    def __init__(self, fd: int, path: Path) -> None:
+        super().__init__(fd, path)
+        self.shown = RealFile(-1, _shown(path))
+
+    def close(self) -> None:
+        super().close()
+        self.shown.close()
+
+
 class RealFilesystem:
     """The operating system's, on POSIX."""
 
@@ -499,12 +523,14 @@ class RealFilesystem:
     witness = staticmethod(real_witness)
 
     def lock(self, path: Path) -> File:
-        file = RealFile(_open_plain(path, create=True, writable=True), path)
+        file = _LockFile(_open_plain(path, create=True, writable=True), path)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             pid = b"%d\n" % os.getpid()
             file.write_at(pid, 0)  # over the old one, whose block exists, so that it works on a full disk
             file.truncate(len(pid))
+            file.shown = RealFile(_open_plain(_shown(path), create=True, writable=True), _shown(path))
+            _record_lock(file.shown.fileno(), fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
         except BlockingIOError as error:
             text = file.read_at(32, 0).strip()
             file.close()
@@ -513,6 +539,17 @@ class RealFilesystem:
             file.close()  # an open descriptor would keep this process itself from the lock
             raise
         return file
+
+    def is_locked(self, path: Path) -> bool | None:
+        try:
+            fd = _open_plain(_shown(path), create=False, writable=False)
+        except FileNotFoundError:
+            return False
+        try:
+            found = _record_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_RDLCK)
+        finally:
+            os.close(fd)
+        return None if found is None else found != fcntl.F_UNLCK
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
         fd = _open_plain(path, create=writable, writable=writable)
@@ -529,6 +566,22 @@ class RealFilesystem:
         found = os.statvfs(path)
         used_blocks = found.f_blocks - found.f_bfree
         return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)
+
+
+def _record_lock(fd: int, command: int, kind: int) -> int | None:
+    """Set or ask for a record lock of the whole file; the kind that stands in its way, None without such locks."""
+    try:
+        answer = fcntl.fcntl(fd, command, _RECORD_LOCK.pack(kind, 0, 0, 0, 0))
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
+            raise
+        return None
+    found: int = _RECORD_LOCK.unpack(answer)[0]
+    return found
+
+
+def _shown(path: Path) -> Path:
+    return path.with_name(path.name + ".held")
 
 
 def mostly_hole(size: int, missing: int) -> str:

@@ -656,6 +656,8 @@ class DirectoryView:
         """
         self.disk, self.open_files, self.reserve = directory.disk, directory.open_files, directory.reserve
         self._directory, self._entry = directory, entry
+        self.cuts = entry.cuts
+        """How often records that may have been read were taken off its end; it rises before the files change."""
         self._closed = False
 
     def look_again(self) -> None:
@@ -710,6 +712,13 @@ class DirectoryView:
         """Lower what was published to `offset`: the log is about to be cut there."""
         self._check_open()
         self._entry.lower(offset)
+        self.cuts = self._entry.cuts
+
+    def count_cut(self) -> None:
+        """The log is about to be cut, which its next `publish` shows."""
+        self._check_open()
+        self._entry.count_cut()
+        self.cuts = self._entry.cuts
 
     def checkpoint(
         self,

@@ -6,15 +6,16 @@
                          else                        the recovery point checkpoint        "checkpoint"
                          else                        nobody knows without a scan          "nothing"
 
-The writing process is read from the kernel's list of locks (/proc/locks): if we took the lock, even for a moment, a
-writer that opens just then would fail. Without that list, the pid in the lock file counts if such a process lives.
+Whether there is a writer is asked of the kernel by the lock that shows it (env/filesystem.py), which answers across
+containers. On a file system without such locks, the pid in the lock file counts if such a process lives.
 """
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pushrep.env import REAL_FILESYSTEM, File, Filesystem, file_size
+from pushrep.env import REAL_FILESYSTEM, Filesystem, file_size
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     LOCK_NAME,
@@ -37,8 +38,6 @@ from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.errors import InvalidLogName, NotALog
 from pushrep.log.published import LogOffsets, PublishedState, read_published
 
-_LOCKS_PATH = Path("/proc/locks")
-_LOCKS_BYTES_MAX = 1 << 20
 _OFFSET_ENTRY_BYTES, _TIME_ENTRY_BYTES = 8, 12
 _OWN_NAMES = frozenset({"leader-epoch-checkpoint", "leader-epoch-checkpoint.crc32c", "partition.metadata"})
 
@@ -144,19 +143,16 @@ def checked_log(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
 
 
 def lock_holder(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int | None:
-    """The pid of the process that writes in a directory of logs; None if there is none. Takes no lock."""
+    """The pid, as that process knows it, of who writes in a directory of logs; None if nobody does. Takes no lock."""
+    if (is_locked := filesystem.is_locked(directory / LOCK_NAME)) is False:
+        return None
     try:
         file = filesystem.open(directory / LOCK_NAME, writable=False)
     except FileNotFoundError:
         return None
-    try:
+    with closing(file):
         text = file.read_at(32, 0).strip()
-        if not text.isdigit():
-            return None
-        pid = int(text)
-        return pid if _holds(pid, file, filesystem) else None
-    finally:
-        file.close()
+    return int(text) if text.isdigit() and (is_locked or _lives(int(text))) else None
 
 
 def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
@@ -225,24 +221,6 @@ def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple
     names = (name for name in filesystem.list(log) if name not in own)
     sizes = ((name, file_size(filesystem, log / name)) for name in names)
     return [(name, size) for name, size in sizes if size is not None]
-
-
-def _holds(pid: int, lock_file: File, filesystem: Filesystem) -> bool:
-    """Whether the process holds a flock on the file."""
-    try:
-        locks = filesystem.open(_LOCKS_PATH, writable=False)
-    except FileNotFoundError:
-        return _lives(pid)
-    try:
-        lines = locks.read_at(_LOCKS_BYTES_MAX, 0).decode("ascii", "replace").splitlines()
-    finally:
-        locks.close()
-    # "7: FLOCK  ADVISORY  WRITE 4711 08:01:1835058 0 EOF"; the device is another one than stat's on some file systems.
-    inode = str(os.fstat(lock_file.fileno()).st_ino)
-    fields = (line.split() for line in lines)
-    return any(
-        len(f) >= 6 and f[1] == "FLOCK" and f[4] == str(pid) and f[5].rpartition(":")[2] == inode for f in fields
-    )
 
 
 def _lives(pid: int) -> bool:

@@ -65,7 +65,7 @@ from pushrep.log.walk import (
     scan,
     scan_headers,
 )
-from pushrep.records import Record, RecordBatch, RecordRows
+from pushrep.records import BatchHeader, Record, RecordBatch, RecordRows
 from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
@@ -279,7 +279,11 @@ class ReadableLog(Protocol):
         ...
 
     def revision(self) -> int:
-        """A number; if it is the same before and after reading the files, nothing was cut meanwhile."""
+        """A number; if it is the same before and after reading the files, nothing was published meanwhile."""
+        ...
+
+    def cuts(self) -> int:
+        """A number that changes before records are taken off the log's end."""
         ...
 
     @property
@@ -291,7 +295,9 @@ class ReadableLog(Protocol):
 class BatchReader:
     """Whole batches of one log by offset. Thread-safe; holds no file open between calls.
 
-    Everything raises OffsetOutOfRange outside of the range, CorruptBatch at bytes that are no batch, OSError.
+    Everything raises OffsetOutOfRange outside of the range, CorruptBatch at bytes that are no batch, OSError. An
+    iterator whose last batch was cut off meanwhile raises OffsetOutOfRange also if the log has grown again: what
+    follows would be of another history. The error's `end` is at most that batch's base.
     """
 
     def __init__(self, filesystem: Filesystem, directory: Path, log: ReadableLog) -> None:
@@ -337,6 +343,10 @@ class BatchReader:
         except CorruptBatch:
             if not parts:  # else the next read meets it
                 raise
+        except OffsetOutOfRange:
+            if not parts:
+                raise
+            return self.read(offset, max_bytes, below_start=below_start)  # it was cut meanwhile
         return b"".join(parts)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
@@ -384,11 +394,11 @@ class BatchReader:
         if not hasattr(timestamp_ms, "__index__"):
             raise BadArgument("timestamp_ms", f"give whole milliseconds since 1970, not {timestamp_ms!r}")
         while True:
-            bounds = self._log.bounds()
+            bounds, cuts = self._log.bounds(), self._log.cuts()
             try:
                 return self._first_since(timestamp_ms, bounds)
             except OffsetOutOfRange:
-                if self._log.bounds() == bounds:
+                if (self._log.bounds(), self._log.cuts()) == (bounds, cuts):
                     raise  # retention or a cut came in between: search again in what is left
 
     def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
@@ -432,7 +442,6 @@ class BatchReader:
         for _, batch in self._walk(start, end, WINDOW_BYTES):
             if not batch.header.is_control:
                 yield batch.rows().between(start, end)
-            start = batch.header.next_offset  # after a cut the next batch may begin at a lower offset
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """Every batch with an offset in [start, end), with its place, over all its segments, up to known damage."""
@@ -442,7 +451,23 @@ class BatchReader:
             raise CorruptBatch(*damage)
 
     def _present(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
-        """The same, in files without known damage.
+        """The same, in files without known damage. After a cut it begins anew, if the last batch is still there."""
+        last: BatchHeader | None = None
+        while True:
+            cuts = self._log.cuts()
+            for found in self._in_files(start, end, window_bytes):
+                if self._log.cuts() != cuts:
+                    break
+                last = found[1].header
+                start = last.next_offset
+                yield found
+            else:
+                return
+            self.forget()
+            self._check_stands(last)
+
+    def _in_files(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+        """The same, of whatever history the files are.
 
         After a cut other batches may be in an expected place. So if one does not fit, its place is looked up again in
         the present files before it counts as damage.
@@ -478,6 +503,20 @@ class BatchReader:
                 # From the batch before, to compare its epoch: it may be another batch by now.
                 before = start - 1 if start > self._log.bounds().start else start
                 place, epoch = self._look_up(before, fresh=True), -1
+
+    def _check_stands(self, last: BatchHeader | None) -> None:
+        """Raise OffsetOutOfRange if this batch, which was given, was cut off. None, or one that retention took: all is
+        well.
+        """
+        bounds = self._log.bounds()
+        if last is None or last.base_offset < bounds.start:
+            return
+        if last.next_offset <= bounds.end:
+            at = last.base_offset
+            step = next(self._scan(self._look_up(at, fresh=True), at, _PAGE_BYTES), None)
+            if isinstance(step, WholeBatch) and step.batch.header == last:
+                return
+        raise OffsetOutOfRange(last.next_offset, bounds.start, min(last.base_offset, bounds.end))
 
     def _settled(self, looks: int, revision: int) -> bool:
         """Whether nothing was published during a second look, so that its result is final."""
@@ -736,8 +775,17 @@ class LogReader(ClosedAtExit):
             self._bases = list_segments(self._filesystem, self.path)
         return self._bases
 
+    def cuts(self) -> int:
+        """How often the writer cut the log, as it publishes it."""
+        return self._published.cuts()
+
+    def history(self) -> int:
+        """As SegmentLog.history."""
+        self._check()
+        return self._published.cuts()
+
     def revision(self) -> int:
-        """If it is the same before and after reading the files, the writer cut nothing meanwhile."""
+        """If it is the same before and after reading the files, the writer published nothing meanwhile."""
         self._check()
         with self._published_lock:
             state = self._published.read()

@@ -181,6 +181,7 @@ class _RecoveredLog:
     def revision(self) -> int:
         return 0
 
+    cuts = revision
     damage = None
 
 
@@ -462,6 +463,10 @@ class SegmentLog(ClosedAtExit):
         """The log's ends and damage at one moment, as a reader in another process is told them."""
         return self._checked_writer().ends()
 
+    def history(self) -> int:
+        """Changes before records are taken off the log's end: under another number others may be at their offsets."""
+        return self._checked_writer().cuts()
+
     @property
     def log_start_offset(self) -> int:
         """First offset that can be read."""
@@ -552,7 +557,7 @@ class SegmentLog(ClosedAtExit):
         found = next((one for one in self.damaged_segments if one.base_offset == base_offset), None)
         if found is None:
             return None
-        cuts = writer.cuts
+        cuts = writer.cuts()
 
         def put(repair: SegmentRepair) -> None:
             if not repair.is_proved:
@@ -577,7 +582,7 @@ class SegmentLog(ClosedAtExit):
 
     def _rebuild_index(self, base_offset: int) -> None:
         """Rebuild a sealed segment's indexes beside the old ones, while others read and append."""
-        context, writer, cuts = self._context, self._writer, self._writer.cuts
+        context, writer, cuts = self._context, self._writer, self._writer.cuts()
         following = dict(writer.sealed()).get(base_offset)
         if following is None:
             return

@@ -133,8 +133,6 @@ class LogWriter:
         self._requests: list[CommitRequest] = []
         self.on_unsealed: Callable[[int], None] | None = None
         """Called under the lock with the base offset of a segment that rolled without a seal."""
-        self.cuts = 0
-        """How often the log was cut or begun anew since it was opened."""
         self.on_stopped: Callable[[BaseException], object] = lambda _failure: None
         """Called with the failure that stops the log, perhaps under the lock. It must not wait."""
         self._reopened_after: BaseException | None = None
@@ -184,7 +182,7 @@ class LogWriter:
             for segment in (*self._retired, self._active):
                 segment.close()
             self._retired.clear()
-            self.cuts += 1
+            self._context.view.count_cut()
             end, self.log_end_offset = self.log_end_offset, self.flushed_offset
             self._publish(self.flushed_offset)
             try:
@@ -251,6 +249,10 @@ class LogWriter:
     def revision(self) -> int:
         """Grows with each publish, also with that of a cut, before its files change."""
         return self._revision
+
+    def cuts(self) -> int:
+        """How often the log was cut or begun anew."""
+        return self._context.view.cuts
 
     def append(self, batches: Sequence[RecordBatch], expected: int | None = None) -> AppendResult:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
@@ -436,7 +438,7 @@ class LogWriter:
         """
         with self._lock:
             self._check_writable()
-            if cuts != self.cuts or self._kept().get(base) != following:
+            if cuts != self.cuts() or self._kept().get(base) != following:
                 return False
             put()
             self._publish(self.flushed_offset)
@@ -762,7 +764,7 @@ class LogWriter:
         except BaseException:
             segment.close()
             raise
-        self.cuts += 1
+        context.view.count_cut()
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
         if self._watermark is not None:
             self._watermark = min(end, self._watermark)
@@ -896,7 +898,7 @@ class LogWriter:
             context.view.give_up(self.log_end_offset)
             self._background.about_to_cut(0)
             self._changed = True
-            self.cuts += 1
+            context.view.count_cut()
             try:
                 # Both are lowered before a file is renamed, because a log that ends below its recovery point is
                 # refused.

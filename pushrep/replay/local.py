@@ -5,8 +5,9 @@ over a log of this machine; one `step` is one turn:
 
     step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
 
-The scan of the files goes on from block to block. When it begins again - at the tip, after a pause - it begins one
-batch early and checks that the last batch delivered is still there: so it notices a log that was cut and grew again.
+The scan of the files goes on from block to block. When it begins again - at the tip, after a pause, and whenever the
+log was cut since - it begins one batch early and checks that the last batch delivered is still there: so a log that
+was cut and grew again ends the replay, and nothing of the new history follows the old one.
 
 A node drives the same ReplaySession for its subscribers in pushrep/replicate/replay_server.py. The two drivers share
 the session, LogSource and the handling of read errors, but turns come from different sides: here the caller's iteration
@@ -37,7 +38,6 @@ from pushrep.replay.plan import (
     ReplayRequest,
     ReplaySettings,
     Span,
-    needs_liveness,
     tip_of,
 )
 from pushrep.replay.session import ReplaySession, ReplaySessions
@@ -52,8 +52,6 @@ _FEW = 16
 """So few offsets, as a follower finds at the tip, need no window."""
 _FACTS_MS = 100
 """How long the log's offsets are cached while there is something to read; at the tip they are read every time."""
-_LIVENESS_MS = 20
-"""The shortest interval between looks at the writer's lock, each of which reads the system's list of all locks."""
 CREDIT_BYTES = 1 << 62
 """No limit: in one process nothing is in flight, because the reader takes block by block."""
 
@@ -70,12 +68,12 @@ class LocalSession:
         self.session, self.source = session, source
         self.end: e.SendEnd | None = None
         self._replays, self._clock = replays, replays.clock
+        self._history = source.history()
         self._facts, self._facts_ms, self._is_live = source.facts(), self._clock.monotonic_ms(), True
         self._lease: Lease | None = None
         self._broken: str | None = None
         self._walk: Iterator[Window] | None = None
         self._walk_end = self._walked_ms = 0
-        self._asked_ms = -_LIVENESS_MS
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
         self._listening = Listening(source.path, source.filesystem)
@@ -160,7 +158,7 @@ class LocalSession:
                 self.handle(e.LeaseLost(self._broken))
             self._lease = self._broken = None
         effects: list[e.Effect] = []
-        if self._clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
+        if self._clock.monotonic_ms() - self._facts_ms < _FACTS_MS and not self._was_cut():
             effects = self._turn()
         wanted = _read_wanted(effects)
         if wanted is None and not self.is_over:
@@ -174,13 +172,19 @@ class LocalSession:
 
     def _refresh_offsets(self) -> None:
         """Read the log's offsets again."""
-        now_ms = self._clock.monotonic_ms()
-        asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
+        if self._was_cut():
+            self._walk, self._pending = None, []
+        self._history = self.source.history()
         try:
-            self._facts, self._is_live = self.source.live_facts() if asks else (self.source.facts(), True)
+            wants = self.session.wants_liveness
+            self._facts, self._is_live = self.source.live_facts() if wants else (self.source.facts(), True)
         except READ_ERRORS as error:
             self.handle(self._failure(error))
-        self._facts_ms, self._asked_ms = now_ms, now_ms if asks else self._asked_ms
+        self._facts_ms = self._clock.monotonic_ms()
+
+    def _was_cut(self) -> bool:
+        """Since the log's offsets were read, or it was closed."""
+        return self.source.history() != self._history
 
     def _block(self, wanted: e.ReadBlock) -> ReplayedBlock | None:
         read = self._read(wanted)
@@ -234,10 +238,10 @@ class LocalSession:
                 if self._walk_end >= wanted.limit:
                     break
                 continue  # the scan began when there was less to read
-            if (cut := self._cut_before(window)) is not None:
-                return cut
             self._pending += window.batches
             size += window.size_bytes
+        if self._was_cut():  # what was read may be of either history
+            self._pending = []
         return None
 
     def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
@@ -248,13 +252,6 @@ class LocalSession:
                 return cut
         self._walk = self._batches(at, limit, walk)
         return None
-
-    def _cut_before(self, window: Window) -> e.Truncated | None:
-        """The event for a log that was cut and grew past here meanwhile, usually under a higher epoch; else None."""
-        last = self._pending[-1].header if self._pending else self._last
-        if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
-            return None
-        return self._cut_behind(last, self._from(last, last.next_offset))
 
     def _from(self, last: BatchHeader, limit: int) -> Iterator[RecordBatch]:
         """That batch, and what follows it."""
@@ -377,9 +374,7 @@ class LocalReplays:
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
         source = self._source(self._name(request.recording))
-        facts, is_live = None if source is None else source.facts(), True
-        if source is not None and facts is not None and needs_liveness(request, facts):
-            facts, is_live = source.live_facts()  # ten milliseconds if the kernel has to list its locks
+        facts, is_live = (None, True) if source is None else source.live_facts()
         try:
             with self.lock:
                 self._sweep()

@@ -334,12 +334,6 @@ def plan_replay(
     )
 
 
-def needs_liveness(request: ReplayRequest, facts: LogOffsets) -> bool:
-    """Whether the plan depends on a live writer: not for a position below the log's end."""
-    position = facts.start if request.position is None else request.position
-    return isinstance(position, AtTime) or position >= _recorded_end(request, facts)
-
-
 def _recorded_end(request: ReplayRequest, facts: LogOffsets) -> int:
     return max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
 

@@ -57,6 +57,13 @@ class LogSource:
             self._log = self._now_open()
             return self._log.ends()
 
+    def history(self) -> int:
+        """Changes before records are taken off the log's end; -1 once it is closed."""
+        try:
+            return self._log.history()
+        except LogClosed:
+            return -1
+
     def live_facts(self) -> tuple[LogOffsets, bool]:
         """The same, and whether a writer has the log open."""
         # The writer is looked at first: if it has stopped, the offsets read after that are final.
@@ -138,8 +145,8 @@ class LogSource:
         if isinstance(error, CorruptBatch):
             return e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), int(error.segment.stem))
         if isinstance(error, OffsetOutOfRange):
-            if facts.end < position:
-                return e.Truncated(facts.end)
+            if (end := min(facts.end, error.end)) < position:
+                return e.Truncated(end)
             why = f"retention took what lies below offset {facts.start}"
             return e.ReadFailed(ErrorCode.OFFSET_OUT_OF_RANGE, why)
         return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))

@@ -22,7 +22,6 @@ from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import (
     BelowHighWatermark,
-    LogClosed,
     LogReader,
     NotALog,
     OffsetOutOfRange,
@@ -30,7 +29,6 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
-from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
 from pushrep.replay.events import Deleted, Event, Truncated
 from pushrep.replay.plan import ReplayRefused
@@ -43,8 +41,8 @@ from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 
 _Asked: TypeAlias = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
-Marker: TypeAlias = tuple[int, LeaderEpochs | None]
-"""How often a log was opened anew, and its epochs: the same objects as long as nothing has happened."""
+Marker: TypeAlias = tuple[int, int]
+"""How often a log was opened anew, and its history."""
 
 
 class KeptRecording(NamedTuple):
@@ -63,12 +61,8 @@ class NodeSource(LogSource):
         super().__init__(recording.kept.directory / str(recording.entry.tp), log, recordings.store.filesystem)
 
     def marker(self) -> Marker:
-        """Changes with a cut, even if the log has grown over it since, when its epochs differ or it was reopened."""
-        try:
-            epochs = self._log.leader_epochs if isinstance(self._log, SegmentLog) else None
-        except LogClosed:
-            epochs = None
-        return self.reopened, epochs
+        """Changes with a cut, even if the log has grown over it since."""
+        return self.reopened, self.history()
 
     def wait_settled(self) -> None:
         """Wait until what its leader has asked for is carried out."""

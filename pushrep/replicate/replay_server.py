@@ -38,6 +38,7 @@ from pushrep.log import Lease, LeaseBroken
 from pushrep.log.errors import is_shortage
 from pushrep.log.published import LogOffsets
 from pushrep.log.reader import LogSlice, LogSlices, SlicedFile
+from pushrep.records import BatchHeader
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.local import Counters
@@ -187,6 +188,8 @@ class ServedSession:
         self._marker = source.marker()
         self._before: int | None = None
         """Leader epoch of the record before the position."""
+        self._sent: tuple[int, ...] | None = None
+        """The last batch that was sent, as a ScannedHeader without its position."""
         self._facts: LogOffsets | None = None
 
     @property
@@ -310,7 +313,7 @@ class ServedSession:
     def _send_block(self, block: e.SendBlock) -> None:
         assert self._found is not None, "its batches were read"
         last = self._found.batches[block.spans - 1]
-        self._before, position = last[4], self._found.position
+        self._before, self._sent, position = last[4], last[1:], self._found.position
         piece = FileSlice(self._found.file, position, last[0] + last[3] - position)
         self._send(
             wire.ReplayData(
@@ -354,8 +357,7 @@ class ServedSession:
     def _was_cut(self, facts: LogOffsets) -> bool:
         """Whether the log was cut below the position, and has perhaps grown again; then the session ends.
 
-        Checked when the log is shorter, when its epochs have changed, and when it was opened anew: the batch before the
-        position has to be the same.
+        Checked when the log is shorter, was cut, or was opened anew: the batch before the position has to be the same.
         """
         position, marker = self.session.position, self.source.marker()
         is_shorter = facts.end < position
@@ -370,12 +372,18 @@ class ServedSession:
         batch = None
         if facts.start < position <= facts.end:
             batch = next(self.source.batches(position - 1, position), None)
-        is_same = batch is None or self._before in {None, batch.header.leader_epoch}
+        is_same = batch is None or (self._before in {None, batch.header.leader_epoch} and self._is_sent(batch.header))
         if is_same and not is_shorter:
             self._is_cut = False  # removed by retention, which is no cut; nothing can be compared
             return False
         self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
         return True
+
+    def _is_sent(self, header: BatchHeader) -> bool:
+        """Whether it is the last batch that was sent, as far as the scan tells; also if there is none."""
+        records = 0 if header.is_control else header.record_count
+        shown = (header.base_offset, header.next_offset, header.size_bytes, header.leader_epoch, records)
+        return self._sent in {None, (*shown, header.max_timestamp_ms)}
 
     def _wait_for_the_leader(self) -> None:
         """In the worker's thread."""

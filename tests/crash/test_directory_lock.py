@@ -1,16 +1,20 @@
 """The directory of logs between processes: real ones, killed and forked, and readers beside a writer."""
 
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 
 import pytest
 
+from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME
 from pushrep.log.errors import LogLocked
 from pushrep.log.published import PublishedReader, read_published
+from pushrep.replay import ReplayClient
 
 PRELUDE = """
 import os, sys
@@ -144,6 +148,39 @@ def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_lock(tmp_path, star
     parent.wait(timeout=60)
     LogDirectory.acquire(tmp_path).release()
     parent.communicate(timeout=60)  # closes the child's standard input: it ends
+
+
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+LOOK = """
+import sys
+from pushrep.replay import FOLLOW, ReplayClient, ReplayRequest
+with ReplayClient(sys.argv[1]) as client:
+    print([one.is_live for one in client.recordings()], flush=True)
+    replay = client.replay(ReplayRequest("orders-0", length=FOLLOW if sys.argv[2] == "follow" else int(sys.argv[2])))
+    for record in replay:
+        print(record.offset, flush=True)
+        if record.offset == 5:
+            break
+"""
+
+
+@pytest.mark.parametrize("length", ["6", "follow"])
+def test_faults_f4_a_reader_in_another_container_sees_the_writer_and_waits_for_it(tmp_path, length):
+    if shutil.which("unshare") is None or subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no namespace of processes")
+    command = [*IN_A_CONTAINER, sys.executable, "-W", "error", "-c", LOOK, str(tmp_path), length]
+    with ExitStack() as stack:
+        log = stack.enter_context(SegmentLog.open(tmp_path / "orders-0"))
+        log.append([b"before"] * 3)
+        reader = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(reader.kill)
+        assert reader.stdout.readline() == "[True]\n", "it has a writer, whose pid means nothing there"
+        assert [reader.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
+        log.append([b"after"] * 3)
+        assert reader.stdout.read() == "3\n4\n5\n", "it waited for what was missing"
+        assert reader.wait() == 0
+    with ReplayClient(tmp_path) as client:
+        assert [one.is_live for one in client.recordings()] == [False]
 
 
 def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path, start):

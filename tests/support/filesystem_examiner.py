@@ -111,15 +111,18 @@ def _whole_files(fs: Filesystem, directory: Path) -> None:
 
 
 def _locks(fs: Filesystem, directory: Path) -> None:
-
+    _equal("a lock that nobody took is free", fs.is_locked(directory / "lock"), False)
     held = fs.lock(directory / "lock")
+    _equal("a held lock is seen", fs.is_locked(directory / "lock"), True)
     try:
         fs.lock(directory / "lock").close()
     except LockHeld as error:
         _equal("a held lock names its holder", error.pid, os.getpid())
     else:
         raise AssertionError("a lock was given twice")
+    _equal("who is refused frees nothing", fs.is_locked(directory / "lock"), True)
     held.close()
+    _equal("a lock that was given back is free", fs.is_locked(directory / "lock"), False)
     fs.lock(directory / "lock").close()
 
 

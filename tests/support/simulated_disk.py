@@ -391,6 +391,9 @@ class SimulatedDisk:
         file.inode.locked_by = file
         return file
 
+    def is_locked(self, path: Path) -> bool:
+        return self.exists(path) and self._inode(path).locked_by is not None
+
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
         file = self.open(path, create=writable, writable=writable)
         assert isinstance(file, _SimulatedFile)

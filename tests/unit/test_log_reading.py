@@ -388,14 +388,22 @@ def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
         assert (damage.value.segment, damage.value.offset) == (path, 30)
 
 
-def test_what_was_given_does_not_come_again_behind_a_cut(tmp_path):
-    """The batch that holds the next offset now may begin below it."""
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(("cut_at", "ends_at"), [(8, 5), (10, None), (13, None), (3, 0)])
+def test_faults_f5_records_of_two_histories_never_follow_each_other(tmp_path, beside, cut_at, ends_at):
+    """What comes behind the cut fits byte for byte, under the same leader epoch."""
     config = LogConfig(segment_bytes=1000, flush_ms=600_000)
     with SegmentLog.open(tmp_path / "orders-0", config) as log:
-        for _ in range(3):
-            log.append([b"old" * 100] * 5)
-        read = log.records(0)
+        for _ in range(4):
+            log.append([b"old" * 20] * 5, timestamps_ms=1)
+        read = (SegmentLog.open_reader(log.path) if beside else log).records(0)
         assert [next(read).offset for _ in range(10)] == list(range(10))
-        log.truncate_to(8, force=True)
-        log.append([b"new"] * 20)
-        assert [(record.offset, record.value) for record in read] == [(n, b"new") for n in range(10, 15)]
+        log.truncate_to(cut_at, force=True)
+        while log.log_end_offset < 25:
+            log.append([b"new" * 20] * 5, timestamps_ms=1)
+        if ends_at is None:
+            assert [(record.offset, record.value) for record in read] == [(n, b"new" * 20) for n in range(10, 20)]
+        else:
+            with pytest.raises(OffsetOutOfRange) as refused:
+                next(read)
+            assert (refused.value.offset, refused.value.end) == (10, 5)

@@ -18,7 +18,6 @@ from pushrep.replay.plan import (
     ReplayRequest,
     ReplaySettings,
     Span,
-    needs_liveness,
     plan_replay,
 )
 from pushrep.replay.session import ReplaySessions
@@ -235,15 +234,6 @@ def test_one_block_a_turn_is_fair_to_200_sessions_with_unequal_batches():
     assert max(sent) <= 1.2 * min(sent), f"from {min(sent)} to {max(sent)} bytes"
 
 
-def test_whether_somebody_writes_is_asked_only_where_a_request_begins_at_the_end():
-    def needed(facts=LIVE, **request):
-        return needs_liveness(ReplayRequest(recording=3, **request), facts)
-
-    assert not needed()
-    assert not needed(position=59)
-    assert needed(position=60)
-    assert needed(position=AtTime(0)), "its offset is not known yet"
-    assert not needed(position=60, bound="written")
-    assert needed(EMPTY)
+def test_below_the_end_it_is_the_same_whether_somebody_writes():
     for position in (None, 10, 59):
         assert plan(STOPPED, position=position) == plan(STOPPED.ends, position=position)

@@ -1,6 +1,7 @@
 """The walk in windows: what the log's own reader gives; stops before whatever is odd; leaves lent memory alone."""
 
 import os
+from itertools import chain
 from weakref import WeakValueDictionary
 
 import pytest
@@ -9,7 +10,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.reader import LogSlices
 from pushrep.records import Codec, encode_batch
-from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, slices, source
+from pushrep.replay import ReplayClient, ReplayRequest, ReplaySettings, ReplayTruncated, slices
 from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers
 from tests.support.simulated_disk import SimulatedClock
 
@@ -97,15 +98,34 @@ def test_readers_share_an_open_file_that_stays_open_as_long_as_somebody_sends_fr
         os.fstat(descriptor)
 
 
-def test_who_begins_below_the_end_does_not_make_the_kernel_list_its_locks(tmp_path, log, monkeypatch):
-    asked = []
-    monkeypatch.setattr(source, "lock_holder", lambda *_: asked.append(1))
-    with ReplayClient(tmp_path) as client:
-        assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == log.log_end_offset
-        assert not asked
-        with pytest.raises(ReplayRefused):
-            client.replay(ReplayRequest("orders-0", log.log_end_offset, length=TO_END))
-        assert asked
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("block_bytes", [200, 4000])
+@pytest.mark.parametrize("cut_at", [5, 29, 30, 47])
+def test_faults_f5_a_log_that_is_cut_and_grown_again_between_two_looks_ends_its_replay(
+    tmp_path, beside, block_bytes, cut_at
+):
+    """Byte for byte in the place of the old records, under the same leader epoch."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
+        for _ in range(8):
+            log.append([b"old"] * 10, timestamps_ms=1)
+        settings, logs = ReplaySettings(block_bytes=block_bytes), [] if beside else [log]
+        with ReplayClient(tmp_path, logs=logs, settings=settings, clock=SimulatedClock()) as client:
+            replay = client.replay(ReplayRequest("orders-0", bound="written"))
+            blocks = iter(replay.batches())
+            assert [next(blocks).batch.header.base_offset for _ in range(3)] == [0, 10, 20]
+            end = log.truncate_to(cut_at, force=True)
+            while log.log_end_offset < 90:
+                log.append([b"new"] * 10, timestamps_ms=1)
+            if end >= 30 and block_bytes == 200:  # what was given stands
+                behind = [record for _ in range(end // 10 - 1) for record in next(blocks).records()]
+                assert [record.offset for record in behind] == list(range(30, end + 20))
+                assert [record.value for record in behind] == [b"old"] * (end - 30) + [b"new"] * 20
+                return
+            given = []
+            with pytest.raises(ReplayTruncated) as told:
+                given.extend(record.value for record in chain.from_iterable(batch.records() for batch in blocks))
+            assert set(given) <= {b"old"}, "nothing of the new history behind the old one"
+            assert told.value.cut_offset <= 70
 
 
 def test_a_log_that_is_cut_and_grows_past_the_reader_while_it_is_walked_is_found_out(tmp_path):
