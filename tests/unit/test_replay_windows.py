@@ -1,6 +1,7 @@
 """The walk in windows: what the log's own reader gives; stops before whatever is odd; leaves lent memory alone."""
 
 import os
+import shutil
 from itertools import chain
 from weakref import WeakValueDictionary
 
@@ -9,6 +10,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.reader import LogSlices
+from pushrep.log.repair import Repairer
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import ReplayClient, ReplayRequest, ReplaySettings, ReplayTruncated, slices
 from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers
@@ -126,6 +128,34 @@ def test_faults_f5_a_log_that_is_cut_and_grown_again_between_two_looks_ends_its_
                 given.extend(record.value for record in chain.from_iterable(batch.records() for batch in blocks))
             assert set(given) <= {b"old"}, "nothing of the new history behind the old one"
             assert told.value.cut_offset <= 70
+
+
+def _cut_by_a_tool(path):
+    Repairer(path).repair(cut_at=5)
+
+
+def _made_anew(path):
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("cut", [_cut_by_a_tool, _made_anew])
+def test_faults_f5_a_log_that_was_cut_while_it_was_closed_ends_its_replay(tmp_path, cut):
+    def append(log, value, until):
+        while log.log_end_offset < until:
+            log.append([value] * 10, timestamps_ms=1)
+
+    path = tmp_path / "orders-0"
+    with ReplayClient(tmp_path, settings=ReplaySettings(block_bytes=200), clock=SimulatedClock()) as client:
+        with SegmentLog.open(path) as log:
+            append(log, b"old", 80)
+            replay = client.replay(ReplayRequest("orders-0", bound="written"))
+            blocks = iter(replay.batches())
+            assert [next(blocks).batch.header.base_offset for _ in range(3)] == [0, 10, 20]
+        cut(path)
+        with SegmentLog.open(path) as log:
+            append(log, b"new", 90)
+            with pytest.raises(ReplayTruncated):
+                next(blocks)
 
 
 def test_a_log_that_is_cut_and_grows_past_the_reader_while_it_is_walked_is_found_out(tmp_path):
