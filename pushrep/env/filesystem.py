@@ -312,6 +312,10 @@ class File(Protocol):
         ...
 
     def size(self) -> int: ...
+    def modified_ms(self) -> int:
+        """When it was written last, by the file system: milliseconds since 1970; anybody may set it."""
+        ...
+
     def truncate(self, size: int) -> None: ...
     def allocate(self, size: int) -> None:
         """Grow the file to `size` with zeros whose blocks are reserved; never shrinks."""
@@ -423,6 +427,9 @@ class RealFile:
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
+
+    def modified_ms(self) -> int:
+        return os.fstat(self._fd).st_mtime_ns // 1_000_000
 
     def truncate(self, size: int) -> None:
         try:

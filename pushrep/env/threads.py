@@ -24,6 +24,10 @@ class Clock(Protocol):
         """Milliseconds since some moment of this process's own; never goes back."""
         ...
 
+    def boot_ms(self) -> int:
+        """Milliseconds since the machine started, its sleep included; never set, as the wall clock is."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -35,6 +39,10 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         """CLOCK_MONOTONIC in milliseconds."""
         return time.monotonic_ns() // 1_000_000
+
+    def boot_ms(self) -> int:
+        """CLOCK_BOOTTIME in milliseconds."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -114,7 +114,7 @@ from pushrep.log.directory_id import (
 from pushrep.log.disk import DiskHeadroom, DiskWatch, ManyFiles
 from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
-from pushrep.log.published import Ends, PublishedEntry, PublishedFile, PublishedState
+from pushrep.log.published import ClockNote, Ends, PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.records.header import OFFSET_MAX
@@ -713,6 +713,16 @@ class DirectoryView:
         self._check_open()
         self._entry.lower(offset)
         self.cuts = self._entry.cuts
+
+    @property
+    def clock_note(self) -> ClockNote | None:
+        """What retention saw of the clocks last."""
+        return self._entry.clock()
+
+    def keep_clock_note(self, note: ClockNote) -> None:
+        """Keep it for the next opening."""
+        self._check_open()
+        self._entry.keep_clock(note)
 
     def count_cut(self) -> None:
         """The log is about to be cut, which its next `publish` shows."""

@@ -5,6 +5,8 @@ call.
     record 0    magic 8 | version u32 | record bytes u32 | CRC-32C u32 of the 16 before
     record n    one log:
       0    name length u16 | CRC-32C u32 of the name | name (at most 260 bytes)
+      268  clock: rested ms i64 (-1: does not rest) | boot ms i64 | wall minus boot ms i64 | boot id 16 | CRC-32C u32 of
+           the 40 before; see retention.py
       312  cuts u64: how often records that may have been read were taken off the log's end
       320  slot 0      416  slot 1, each:
              0  sequence u64 | log end offset i64 | flushed offset i64 | high watermark i64 | log start offset i64
@@ -45,6 +47,7 @@ _HEADER = struct.Struct(">8sII")
 _NAME = struct.Struct(">HI")
 _BODY = struct.Struct(">QqqqqiI16s")
 _CRC = struct.Struct(">I")
+_CLOCK = struct.Struct(">qqq16s")
 _CUTS_BYTES = 8
 _NAME_BYTES_MAX = 260  # 249 for the topic, a dash, 10 digits
 _SLOT_BYTES = _BODY.size + _CRC.size
@@ -55,7 +58,8 @@ _READ_TRIES = 64
 _Slot: TypeAlias = tuple[int, int, int, int, int, int, int, bytes]
 
 assert _BODY.size == 64, "docs/internals/formats/directory-files.md promises 64 bytes and a CRC"
-assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0] - _CUTS_BYTES
+_CLOCK_BYTES = _CLOCK.size + _CRC.size
+assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0] - _CUTS_BYTES - _CLOCK_BYTES
 assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
 
 
@@ -109,6 +113,14 @@ class PublishedState:
         return LogOffsets(self.log_start_offset, self.log_end_offset, self.flushed_offset, self.high_watermark)
 
 
+class ClockNote(NamedTuple):
+    """What a log's retention has seen of the clocks: see retention.py. boot_ms: -1 if the machine was started since."""
+
+    rested_ms: int
+    boot_ms: int
+    offset_ms: int
+
+
 class PublishedEntry:
     """One log's record, for its writer. Calls for one log must not overlap; different logs need no order."""
 
@@ -150,6 +162,20 @@ class PublishedEntry:
         if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
             start, end, flushed, high_watermark = (min(offset, one) for one in state.ends[:4])
             self.publish(LogOffsets(start, end, flushed, high_watermark), state.leader_epoch)
+
+    def keep_clock(self, note: ClockNote) -> None:
+        """Keep it for the next writer: over the end of the process, and over an orderly restart of the machine."""
+        data, end = _CLOCK.pack(*note, self._boot_id), self._slots[0] - _CUTS_BYTES
+        self._map[end - _CLOCK_BYTES : end] = data + _CRC.pack(google_crc32c.value(data))
+
+    def clock(self) -> ClockNote | None:
+        """What was kept; None if nothing was."""
+        end = self._slots[0] - _CUTS_BYTES
+        data, crc = self._map[end - _CLOCK_BYTES : end - _CRC.size], self._map[end - _CRC.size : end]
+        rested_ms, boot_ms, offset_ms, boot_id = _CLOCK.unpack(data)
+        if _CRC.pack(google_crc32c.value(data)) != crc or not any(data):
+            return None
+        return ClockNote(rested_ms, boot_ms if boot_id == self._boot_id else -1, offset_ms)
 
     def clear(self) -> None:
         """Clear both slots, left by a log that is gone."""

@@ -24,7 +24,21 @@ hold. A crash after the checkpoint leaves files below the log start; the next op
     the log without it still has retention_bytes                  goes
     none of these, or a rule is off (None)                        stays, and with it all behind it
 
-A record without a timestamp (-1), or with one in the future, is not old. Source: Kafka's UnifiedLog.deleteOldSegments.
+Source: Kafka's UnifiedLog.deleteOldSegments. By which time a segment ages:
+
+    its newest record's time is      by
+    from 1970 to in an hour          it
+    -1, or further in the future     the newest of: the file's time, the times of its records that are no such ones
+    not to be read                   nothing: it stays, for an operator to look at
+
+Removal by time rests, for min(retention_ms, 24 h) of the machine's own time, if the wall clock may be wrong:
+
+    the wall clock was set by more than a minute     seen against the time since the machine started, at each pass and
+                                                     over restarts of the process
+    an opening beyond all records of the log,        a clock that was wrong when the machine started, or a log that was
+    by more than retention_ms                        not open for so long
+
+What is left of it is kept beside what is published. Size, `purge` and a full disk remove nonetheless.
 
 `Leases`: a reader of the past says from which offset on it needs the log, and retention keeps that for it, for a while.
 
@@ -69,21 +83,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice, pairwise
-from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from pushrep.env import Clock, Filesystem, file_size
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.config import DiskLimits, LogConfig
+from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import segment_path
-from pushrep.log.disk import LOOK_MS, DiskHeadroom, DiskLevel, DiskWatch, above_limit
+from pushrep.log.disk import LOOK_MS, DiskLevel, DiskWatch, above_limit
 from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
 from pushrep.log.flush_scheduler import Flusher
+from pushrep.log.published import ClockNote
 from pushrep.log.reader import BatchReader, Bounds
 from pushrep.log.segment import SealedSegment, newest_timestamp_ms
 from pushrep.records import RecordBatch
@@ -237,6 +252,15 @@ def _check_end(store: DerivedStore, offset: int, what: str) -> None:
         )
 
 
+AHEAD_MS = 3_600_000
+"""A record's time may be so far ahead of the clock: its producer has another one."""
+REST_MS = 86_400_000
+_SET_MS = 60_000
+"""A clock that was set by no more than this is an ordinary one."""
+WHY_HELD = (
+    "the wall clock was set by more than a minute, or was beyond all records, by more than retention_ms, when the log "
+    "was opened"
+)
 OnLeaseBroken = Callable[[str], None]
 """Called with the reason when a lease is broken; in any thread, and it must not wait for the log."""
 
@@ -372,6 +396,35 @@ def _is_older(newest_ms: int, facts: RetentionFacts) -> bool:
     return 0 <= newest_ms < facts.now_ms - facts.retention_ms
 
 
+def is_believed(timestamp_ms: int, now_ms: int) -> bool:
+    """Whether a record's time may be the time at which it was appended."""
+    return 0 <= timestamp_ms <= now_ms + AHEAD_MS
+
+
+class ClockWatch:
+    """Whether removal by time rests for one log. Not thread-safe."""
+
+    def __init__(self, view: DirectoryView, clock: Clock) -> None:
+        self._view, self._clock, self._note = view, clock, view.clock_note
+
+    def look(self, rest_ms: int, *, is_beyond: bool = False) -> int:
+        """How long it has rested, -1 if it does not. rest_ms: how long it rests. is_beyond: as the log was opened."""
+        boot_ms, note = self._clock.boot_ms(), self._note
+        offset_ms, rested_ms = self._clock.wall_ms() - boot_ms, -1
+        if note is not None:
+            is_same_boot = 0 <= note.boot_ms <= boot_ms
+            rested_ms = note.rested_ms + (boot_ms - note.boot_ms if is_same_boot and note.rested_ms >= 0 else 0)
+            if is_same_boot and abs(offset_ms - note.offset_ms) > _SET_MS:
+                rested_ms = 0
+        if rested_ms >= rest_ms:
+            rested_ms = -1
+        if is_beyond and rested_ms < 0:
+            rested_ms = 0
+        self._note = ClockNote(rested_ms, boot_ms, offset_ms)
+        self._view.keep_clock_note(self._note)
+        return rested_ms
+
+
 def purgeable(
     sealed: Sequence[SealedSegment],
     floor: int,
@@ -416,11 +469,23 @@ class Purged:
         return sum(segment.size_bytes for segment in self.segments)
 
 
+class RetentionHeld(NamedTuple):
+    """Removal by time rests. Unix times, by the clock that may be wrong."""
+
+    since_ms: int
+    until_ms: int
+
+
 class KeptLog(Protocol):
     """What retention needs of a log's writer."""
 
     @property
     def stable_offset(self) -> int: ...
+    @property
+    def newest_timestamp_ms(self) -> int:
+        """Of the newest segment; -1: it has none."""
+        ...
+
     def bounds(self) -> Bounds: ...
     def bases(self, *, fresh: bool) -> Sequence[int]: ...
     def move_log_start(self, offset: int) -> tuple[int, ...]: ...
@@ -439,18 +504,26 @@ class Retention:
         reader: BatchReader,
         derived: DerivedStores,
         config: LogConfig,
-        directory: Path,
-        reserve: DiskHeadroom,
+        view: DirectoryView,
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
         self._log, self._reader, self._derived, self._config = log, reader, derived, config
-        self._directory, self._reserve, self._filesystem, self._clock = directory, reserve, filesystem, clock
+        self._directory, self._reserve, self._filesystem, self._clock = view.path, view.reserve, filesystem, clock
+        self._watch = ClockWatch(view, clock)
+        self.held: RetentionHeld | None = None
+        """Whether removal by time rests, as the last pass found it."""
         self._lock = threading.RLock()
         self._holders: dict[str, NeededFrom] = {}
         self._leases = Leases(clock, config.lease_max_s)
         self._sizes: dict[int, int] = {}
-        self._newest_ms: dict[int, int] = {}
+        self._newest_ms: dict[int, int | None] = {}  # None: it can't be read
+        self._file_ms: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """The log is open: look at the clocks. Raises OSError."""
+        with self._lock:
+            self._look_at_clocks(is_opening=True)
 
     @property
     def has_work(self) -> bool:
@@ -496,6 +569,7 @@ class Retention:
         with self._lock:
             self._sizes.clear()
             self._newest_ms.clear()
+            self._file_ms.clear()
 
     def run(self) -> tuple[int, ...]:
         """One pass of retention: base offsets of the segments that were removed, at most `retention_files`.
@@ -506,10 +580,11 @@ class Retention:
             self._leases.expire()
             if not self._log.is_writable:
                 return ()
+            self._look_at_clocks()
             sealed = self._sealed()
             if not sealed:
                 return ()
-            chosen = list(islice(deletable(sealed, self._facts(sealed), self._newest), self._config.retention_files))
+            chosen = list(islice(deletable(sealed, self._facts(sealed), self._dated_ms), self._config.retention_files))
             if not chosen:
                 return ()
             _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
@@ -553,8 +628,8 @@ class Retention:
             self._bring_derived_up()
             needed_from, by = self._floor()
             sealed, limits = self._sealed(), {"before_offset": before_offset, "before_ms": before_ms}
-            chosen = tuple(purgeable(sealed, needed_from, self._newest, **limits))
-            wanted = tuple(purgeable(sealed, self._log.bounds().end, self._newest, **limits))
+            chosen = tuple(purgeable(sealed, needed_from, self._dated_ms, **limits))
+            wanted = tuple(purgeable(sealed, self._log.bounds().end, self._dated_ms, **limits))
             if chosen and not dry_run:
                 self._move_log_start(chosen[-1].end_offset)
             is_held = len(wanted) > len(chosen)
@@ -572,6 +647,7 @@ class Retention:
         for base in gone:
             self._sizes.pop(base, None)
             self._newest_ms.pop(base, None)
+            self._file_ms.pop(base, None)
         return gone
 
     def _sealed(self) -> list[SealedSegment]:
@@ -588,7 +664,7 @@ class Retention:
             floor=self._floor()[0],
             log_bytes=sum(segment.size_bytes for segment in sealed) + self._size(active),
             now_ms=self._clock.wall_ms(),
-            retention_ms=retention_ms,
+            retention_ms=retention_ms if self.held is None else None,
             retention_bytes=retention_bytes,
         )
         self._sizes.pop(active, None)
@@ -611,15 +687,52 @@ class Retention:
             bounds = self._log.bounds()
             self._derived.dispatch(self._reader, Bounds(bounds.start, self._log.stable_offset))
 
-    def _newest(self, segment: SealedSegment) -> int:
-        base = segment.base_offset
-        if base not in self._newest_ms:
-            try:
+    def _dated_ms(self, segment: SealedSegment) -> int:
+        """The time by which a segment ages; -1 if it can't be read."""
+        base, now_ms = segment.base_offset, self._clock.wall_ms()
+        try:
+            if base not in self._newest_ms:
                 self._newest_ms[base] = newest_timestamp_ms(self._filesystem, self._directory, segment)
-            except (PushrepError, OSError) as error:
-                _LOG.warning("%s: a segment can't be read, so it stays: %s", self._directory, error)
-                self._newest_ms[base] = -1
-        return self._newest_ms[base]
+            newest_ms = self._newest_ms[base]
+            if newest_ms is None or is_believed(newest_ms, now_ms):
+                return -1 if newest_ms is None else newest_ms
+            if base not in self._file_ms:
+                limit_ms = now_ms + AHEAD_MS
+                believed_ms = newest_timestamp_ms(self._filesystem, self._directory, segment, limit_ms=limit_ms)
+                self._file_ms[base] = max(self._file_time_ms(base), believed_ms)
+            return self._file_ms[base]
+        except (PushrepError, OSError) as error:
+            _LOG.warning("%s: a segment can't be read, so it stays: %s", self._directory, error)
+            self._newest_ms[base] = None
+            return -1
+
+    def _look_at_clocks(self, *, is_opening: bool = False) -> None:
+        retention_ms = self._config.retention[0]
+        if retention_ms is None:
+            return
+        rest_ms = min(retention_ms, REST_MS)
+        rested_ms = self._watch.look(rest_ms, is_beyond=is_opening and self._is_beyond_all(retention_ms))
+        was, self.held = self.held, None
+        if rested_ms >= 0:
+            since_ms = self._clock.wall_ms() - rested_ms
+            self.held = RetentionHeld(since_ms, since_ms + rest_ms)
+            if was is None:
+                left_s = (rest_ms - rested_ms) // 1000
+                _LOG.warning("%s: nothing is removed by time for %d s: %s", self._directory, left_s, WHY_HELD)
+
+    def _is_beyond_all(self, retention_ms: int) -> bool:
+        """Whether the log has records, and the clock stands beyond all of them by more than `retention_ms`."""
+        oldest_ms, bounds = self._clock.wall_ms() - retention_ms, self._log.bounds()
+        active = self._log.bases(fresh=True)[-1]
+        if bounds.start == bounds.end or self._log.newest_timestamp_ms >= oldest_ms:
+            return False
+        if self._log.newest_timestamp_ms < 0 and active < bounds.end and self._file_time_ms(active) >= oldest_ms:
+            return False
+        return all(0 <= self._dated_ms(one) < oldest_ms for one in self._sealed() if one.end_offset > bounds.start)
+
+    def _file_time_ms(self, base: int) -> int:
+        with closing(self._filesystem.open(segment_path(self._directory, base), writable=False)) as file:
+            return file.modified_ms()
 
     def _size(self, base: int) -> int:
         if base not in self._sizes:
@@ -651,6 +764,7 @@ class BackgroundTasks:
         self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
         if flusher is not None:
             flusher.attach(self)
+        retention.begin()
         self._level = self._watch.level(self._limits)
         self._schedule_next()
 

@@ -143,6 +143,11 @@ class Segment:
         return self._tail.next_offset
 
     @property
+    def newest_timestamp_ms(self) -> int:
+        """The newest time in it; -1: it has none."""
+        return self._tail.max_timestamp_ms
+
+    @property
     def leader_epoch(self) -> int:
         """Of its last batch; -1 while it is empty."""
         return self._tail.leader_epoch
@@ -472,14 +477,25 @@ class SealedSegment:
     size_bytes: int
 
 
-def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: SealedSegment) -> int:
-    """The newest timestamp in the segment, -1 if it has none. Raises CorruptBatch where it can't be read, OSError."""
+def newest_timestamp_ms(
+    filesystem: Filesystem, directory: Path, segment: SealedSegment, *, limit_ms: int | None = None
+) -> int:
+    """The newest timestamp in the segment, up to `limit_ms`; -1 if it has none. With a limit all of it is read.
+
+    Raises CorruptBatch where it can't be read, OSError.
+    """
     path = segment_path(directory, segment.base_offset)
     with closing(filesystem.open(path, writable=False)) as file:
         newest = -1
-        for step in scan(file, _believed(filesystem, directory, segment, file)):
+        what = _believed(filesystem, directory, segment, file)
+        if limit_ms is not None:
+            what = ScanRange(base_offset=segment.base_offset, end_offset=segment.end_offset)
+        for step in scan(file, what):
             if isinstance(step, WholeBatch):
-                newest = max(newest, step.batch.header.max_timestamp_ms)
+                times = [step.batch.header.max_timestamp_ms]
+                if limit_ms is not None and times[0] > limit_ms:
+                    times = [one.timestamp_ms for one in step.batch.records() if one.timestamp_ms <= limit_ms]
+                newest = max(newest, *times, -1)
             elif not isinstance(step, CleanEnd):
                 raise CorruptBatch(step.next_offset, path, step.position, step.reason)
         return newest

@@ -67,6 +67,7 @@ from pushrep.log.published import LogOffsets
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
 from pushrep.log.recovery import Opening, Recovered, Recovery, RecoveryReport
 from pushrep.log.retention import (
+    WHY_HELD,
     BackgroundTasks,
     DerivedStore,
     DerivedStores,
@@ -75,6 +76,7 @@ from pushrep.log.retention import (
     OnLeaseBroken,
     Purged,
     Retention,
+    RetentionHeld,
 )
 from pushrep.log.scrub import Scrub, ScrubFinding, ScrubStatus
 from pushrep.log.segment_repair import SegmentRepair, new_indexes
@@ -121,7 +123,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
     writer = LogWriter(context, recovered, loaded.epochs, background, loaded.watermark, is_unlisted=loaded.is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
-    retention = Retention(writer, reader, derived, config, view.path, view.reserve, filesystem, context.clock)
+    retention = Retention(writer, reader, derived, config, view, filesystem, context.clock)
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
@@ -537,6 +539,11 @@ class SegmentLog(ClosedAtExit):
         return self._background.retention.leases
 
     @property
+    def retention_held(self) -> RetentionHeld | None:
+        """Since and until when removal by time rests, because the wall clock may be wrong; None if it does not."""
+        return self._background.retention.held
+
+    @property
     def scrub(self) -> Scrub:
         """The background check of all sealed segments of the directory's logs; `status` has its findings."""
         return self._directory.scrub
@@ -925,6 +932,7 @@ class LogsStatus(NamedTuple):
     scrub: ScrubStatus
     recovery: RecoveryStatus
     syncs: Histogram | None
+    held: RetentionHeld | None
 
 
 def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
@@ -945,6 +953,7 @@ def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
             quarantines=sum(log.quarantines for log in logs),
         ),
         Histogram.of([disk.syncs]),
+        max(filter(None, (log.retention_held for log in logs)), key=attrgetter("until_ms"), default=None),
     )
 
 
@@ -964,3 +973,5 @@ def logs_problems(logs: Iterable[LogsStatus], blocks: Blocks | None = None) -> I
             why = f"damaged from offset {finding.offset} on: {finding.reason}"
             subject, log = f"{finding.log}/{finding.segment}", f"{place} {finding.log}"
             yield Problem("segment_damaged", subject, why, finding.found_ms, argument=log)
+        if one.held is not None:
+            yield Problem("retention_held", f"topic {one.topic}", WHY_HELD, one.held.since_ms, argument=place)

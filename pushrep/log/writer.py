@@ -203,6 +203,11 @@ class LogWriter:
         """min(high watermark, flushed offset)."""
         return min(self.high_watermark, self.flushed_offset)
 
+    @property
+    def newest_timestamp_ms(self) -> int:
+        """The newest time in the newest segment; -1: it has none."""
+        return self._active.newest_timestamp_ms
+
     def state(self) -> WriterState:
         """The offsets and epochs for the rules of leader and follower, which ask with each request."""
         end, watermark = self.log_end_offset, self._watermark

@@ -26,6 +26,7 @@ from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_name, parse_log_name, slot_directories
 from pushrep.log.disk import DiskLevel, DiskStatus
 from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.log.retention import RetentionHeld
 from pushrep.log.scrub import ScrubStatus
 from pushrep.log.segment_log import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
@@ -321,6 +322,7 @@ class OutboxStatus(ClosedOutbox):
     scrub: ScrubStatus
     recovery: RecoveryStatus
     syncs: Histogram | None
+    held: RetentionHeld | None
     appends: AppendStatus
     push: PushStatus | None
 
@@ -354,7 +356,7 @@ class OutboxStatus(ClosedOutbox):
     @property
     def outboxes(self) -> tuple[LogsStatus]:
         """Its logs, together."""
-        return (LogsStatus(self.outbox_id, self.topic, self.disk, self.scrub, self.recovery, self.syncs),)
+        return (LogsStatus(self.outbox_id, self.topic, self.disk, self.scrub, self.recovery, self.syncs, self.held),)
 
     def _append_problems(self) -> Iterator[Problem]:
         refuses = self.state in {LeadingState.RESIGNED, LeadingState.FAILED}
@@ -570,6 +572,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         scrub=shared.scrub,
         recovery=shared.recovery,
         syncs=shared.syncs,
+        held=shared.held,
         appends=_appends(facts),
         push=None if leading is None else _push(leading.manager),
         parts=tuple(

@@ -155,6 +155,12 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             "Free space on the disk, or shorten retention.",
             "pushrep log ls {at}{argument}",
         ),
+        "retention_held": ProblemKind(
+            Blocks.NOTHING,
+            "Old records are not removed by time for a day at most: the wall clock may be wrong. Size limits go on.",
+            "Check the machine's clock. Removal goes on by itself, also by a clock that is right now.",
+            "pushrep log ls {at}{argument}",
+        ),
         "certificate_expires": ProblemKind(
             Blocks.NOTHING,
             "A certificate, or its CA's, expires within two weeks, or has.",

@@ -59,6 +59,9 @@ class SimulatedClock:
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 
+    def boot_ms(self) -> int:
+        return self._monotonic_ms
+
     def advance(self, ms: int) -> None:
         """Let `ms` pass on both clocks."""
         if ms < 0:
@@ -102,6 +105,7 @@ class Inode:
     generation: int = 0  # no two files ever have the same
     leads_to: str | None = None  # of a symbolic link, as a whole path
     is_pipe: bool = False
+    modified_ms: int = 0  # by the wall clock
 
     def write(self, write: Write) -> None:
         """Into the cache; the disk has it after `sync`."""
@@ -409,6 +413,10 @@ class SimulatedDisk:
             inode.mapping = grown
         return inode.mapping
 
+    def set_modified(self, path: Path, modified_ms: int) -> None:
+        """What `touch` does."""
+        self._inode(path).modified_ms = modified_ms
+
     def watch(self, directory: Path) -> None:
         """None: writes are not reported."""
 
@@ -428,7 +436,7 @@ class SimulatedDisk:
 
     def _new_inode(self) -> Inode:
         self._made_files += 1
-        return Inode(generation=self._made_files)
+        return Inode(generation=self._made_files, modified_ms=self.clock.wall_ms())
 
     def _step(self) -> None:
         if self.is_off:
@@ -500,6 +508,7 @@ class SimulatedDisk:
         if room is not None and max(growth, 0) + inode.filled_by(write) > room:
             raise OSError(self.full_errno, os.strerror(self.full_errno))
         inode.write_tracking_holes(write, hole=hole)
+        inode.modified_ms = self.clock.wall_ms()
 
     def _room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes())
@@ -557,6 +566,9 @@ class _SimulatedFile:
     def size(self) -> int:
         self._alive()._disk._step()
         return len(self.inode.cache)
+
+    def modified_ms(self) -> int:
+        return self._alive().inode.modified_ms
 
     def truncate(self, size: int) -> None:
         self._alive(writing=True)._disk._writing(self.inode, Write(0, b"", size), hole=size > len(self.inode.cache))

@@ -25,6 +25,8 @@ from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.indexes import IndexFile
 from pushrep.log.retention import Retention
 from pushrep.log.segment import TIME_ENTRY
+from pushrep.log.segment_log import logs_problems, logs_status
+from pushrep.status import Blocks
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -152,6 +154,100 @@ def test_a_segment_that_has_rotted_is_not_deleted_by_its_times(machine, caplog):
     machine.disk.flip_bit(segment_path(PATH, machine.bases()[0]), 8 * 500)
     assert machine.retain() == []
     assert "can't be read, so it stays" in caplog.text
+
+
+@pytest.mark.parametrize("strange", [-1, 4_102_444_800_000])
+def test_faults_f3_a_record_without_a_time_or_from_2100_keeps_nothing_for_ever(machine, strange):
+    log = machine.open(retention_ms=DAY_MS)
+    log.append(b"strange" * 100, timestamps_ms=strange)
+    machine.fill()
+    machine.clock.advance(9 * DAY_MS)
+    machine.fill(6)
+    young = 1 + RECORDS
+    machine.retain()
+    first, second, *_ = machine.bases()
+    assert first <= young < second, "all that are older went, the first one by its file's time"
+
+
+def test_faults_f3_a_files_time_makes_no_segment_older_than_its_records_say(machine):
+    log = machine.open()
+    now_ms = machine.clock.wall_ms()
+    log.append([b"old", b"strange", b"young"], timestamps_ms=[1, 4_102_444_800_000, now_ms - DAY_MS // 2])
+    machine.fill()
+    log.close()
+    machine.disk.set_modified(segment_path(PATH, 0), 0)  # as a restore may leave it
+    machine.open(retention_ms=DAY_MS)
+    assert machine.retain() == []
+    machine.clock.advance(DAY_MS)
+    assert machine.retain()[0] == 0
+
+
+@pytest.mark.parametrize("days", [30, -30])
+def test_faults_f3_a_clock_that_was_set_removes_nothing_for_a_day(machine, days):
+    log = machine.open(retention_ms=7 * DAY_MS)
+    machine.fill(age_ms=lambda n: 0 if n > 2 else 9 * DAY_MS)
+    machine.clock.set_wall(machine.clock.wall_ms() + days * DAY_MS)
+    assert machine.retain() == [], "the records are seconds old"
+    assert log.retention_held is not None
+    machine.clock.advance(DAY_MS - 1)
+    assert machine.retain() == []
+    machine.clock.advance(1)
+    assert bool(machine.retain()) == (days > 0), "it is right now"
+    assert log.retention_held is None
+
+
+def test_faults_f3_small_steps_and_time_that_passes_hold_nothing(machine):
+    log = machine.open(retention_ms=DAY_MS)
+    machine.fill()
+    for _ in range(50):
+        machine.clock.set_wall(machine.clock.wall_ms() + 60_000)
+        machine.clock.advance(DAY_MS // 24)
+        log.apply_retention()
+        assert log.retention_held is None
+    assert machine.bases()[0] > 0
+
+
+def test_faults_f3_what_is_left_of_the_day_is_kept_over_restarts_and_a_size_goes_on(machine):
+    settings = {"retention_ms": 7 * DAY_MS, "retention_bytes": 3000}
+    machine.open(**settings)
+    machine.fill()
+    machine.clock.set_wall(machine.clock.wall_ms() + 30 * DAY_MS)
+    assert machine.log.apply_retention(), "by size"
+    machine.retain()
+    left = machine.bases()
+    for end in (machine.end_process, lambda: machine.log.close(), machine.end_process):
+        end()
+        machine.clock.advance(DAY_MS // 4)
+        log = machine.open(**settings)
+        assert log.retention_held is not None
+        assert machine.retain() == []
+    machine.clock.advance(DAY_MS // 4)
+    assert machine.retain() == left[:-1]
+
+
+def test_faults_f3_a_clock_that_was_set_while_the_log_was_closed_is_seen(machine):
+    machine.open(retention_ms=7 * DAY_MS)
+    machine.fill(age_ms=lambda n: 3 * DAY_MS)
+    machine.log.close()
+    machine.clock.set_wall(machine.clock.wall_ms() + 6 * DAY_MS)
+    log = machine.open(retention_ms=10 * DAY_MS)
+    assert log.retention_held is not None
+
+
+def test_faults_f3_an_opening_beyond_all_records_removes_nothing_for_a_day_and_says_so(machine):
+    machine.open(retention_ms=7 * DAY_MS)
+    machine.fill()
+    machine.log.close()
+    machine.clock.advance(8 * DAY_MS)
+    log = machine.open(retention_ms=7 * DAY_MS)
+    assert machine.retain() == []
+    (problem,) = logs_problems([logs_status("", [log])])
+    assert problem.name == "retention_held"
+    assert problem.blocked is Blocks.NOTHING
+    old = machine.bases()[:-1]
+    machine.clock.advance(DAY_MS)
+    assert machine.retain() == old
+    assert not list(logs_problems([logs_status("", [log])]))
 
 
 def test_what_is_not_flushed_stays(machine):
