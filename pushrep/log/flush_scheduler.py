@@ -49,8 +49,9 @@ The leader also writes the batches that other threads queued (`CommitRequest`):
 
 If each caller wrote its own batches, it would compete with all others for the log's and the interpreter's lock.
 
-Only threads that Ctrl-C can't interrupt may write for others: an interrupted one would leave their requests neither
-written nor refused. Python interrupts the main thread alone.
+Only threads that Ctrl-C can't interrupt write for others: Python interrupts the main thread alone. An exception that is
+injected into another one (a watchdog's, by PyThreadState_SetAsyncExc) comes out of that one's append; the others'
+requests count as written as far as the log holds them, and the next leader writes the rest.
 """
 
 import logging
@@ -419,6 +420,11 @@ class CommitRequest:
         """The batches were written, at their stamped offsets."""
         self.result = AppendResult(self.batches[0].header.base_offset, self.batches[-1].header.next_offset - 1)
 
+    def take_over(self, begun: int, end: int) -> None:
+        """The writing thread was interrupted, perhaps behind the write: the log has grown from `begun` to `end`."""
+        if self.is_open and begun <= self.batches[0].header.base_offset and self.batches[-1].header.next_offset <= end:
+            self.written()
+
     def answer(self) -> AppendResult:
         """The offsets of the append; raises its error if it failed."""
         if self.error is not None:
@@ -433,14 +439,21 @@ def may_be_interrupted() -> bool:
     return get_ident() == main_thread().ident
 
 
+def is_injected(error: BaseException) -> bool:
+    """Whether somebody raised it in this thread (a watchdog's TimeoutError, say): the system's own have a number."""
+    return isinstance(error, OSError) and error.errno is None
+
+
 def write_each(requests: Sequence[CommitRequest], write: Callable[[Sequence[RecordBatch]], None]) -> None:
     """Write the requests at once or, if that fails, one by one, so that each has its own result.
 
-    `write` writes all or nothing. Its errors are the requests' results; others are raised.
+    `write` writes all or nothing. Its errors are the requests' results; others, and injected ones, are raised.
     """
     try:
         write([batch for one in requests for batch in one.batches])
     except (OSError, PushrepError, MemoryError) as error:
+        if is_injected(error):
+            raise
         for one in requests:
             if len(requests) > 1:
                 write_each([one], write)

@@ -64,6 +64,7 @@ from pushrep.log.flush_scheduler import (
     FlushDue,
     FlushScheduler,
     GroupCommitLeader,
+    is_injected,
     write_each,
 )
 from pushrep.log.published import Damaged, Ends, LogOffsets
@@ -288,16 +289,17 @@ class LogWriter:
         """
         mine = CommitRequest(batches)
         self._requests.append(mine)
-        leader = self._leader
-        if not leader.acquire(self._is_answered, mine):
-            return mine.answer()
+        leader, me = self._leader, get_ident()
         try:
+            if not leader.acquire(self._is_answered, mine):
+                return mine.answer()
             self._write_requests(mine)
             if not self._is_settled(self.log_end_offset):
                 self._sync()
         finally:
-            leader.owner = None
-            leader.notify()
+            if leader.owner == me:  # an assignment, see flush_scheduler.py
+                leader.owner = None
+                leader.notify()
         self._context.view.open_files.opened(self)
         self._flush_now(self._flush_scheduler.on_acknowledged())
         return mine.answer()
@@ -471,14 +473,19 @@ class LogWriter:
         """
         with self._lock:
             self.used = self._changed = True
-            requests = self._requests[:]
-            del self._requests[: len(requests)]  # others may have been added meanwhile
+            requests, begun = self._requests[:], self._active.next_offset
             try:
+                del self._requests[: len(requests)]  # others may have been added meanwhile
                 write_each(requests, self._write_all)
             except BaseException:
-                self._requests[:0] = [one for one in requests if one is not mine and one.is_open]
+                for one in requests:
+                    one.take_over(begun, self._active.next_offset)
+                again = [one for one in requests if one is not mine and one.is_open and one not in self._requests]
+                self._requests[:0] = again
                 raise
             finally:
+                if self._poison is None:  # the segment's offset is higher if an exception came behind the write
+                    self.log_end_offset = self._active.next_offset
                 self._publish(self.flushed_offset)
             self._active.write_indexes_if_due()
 
@@ -509,7 +516,7 @@ class LogWriter:
             if self._poison is not None:
                 raise LogPoisoned(self.path, self._poison) from error
             self._take_back(segment, mark, bases)
-            if not isinstance(error, OSError):
+            if not isinstance(error, OSError) or is_injected(error):
                 raise
             raise AppendFailed(self._active.path, error, append_remedy(error)) from error
         return size_bytes
@@ -560,6 +567,8 @@ class LogWriter:
         try:
             self._context.view.disk.timed(file.sync)
         except OSError as error:
+            if is_injected(error):
+                raise
             self._poison_by(error)
 
     def _poison_by(self, error: BaseException) -> None:

@@ -278,13 +278,18 @@ class Injected(BaseException):
     """What a debugger or a watchdog raises in a thread of its choice."""
 
 
-def test_an_exception_that_is_injected_into_the_leader_comes_out_of_no_other_append(tmp_path, monkeypatch):
-    disk, made, outcomes, appended, armed = GatedDisk(), [], {}, Segment.append, []
-    log = SegmentLog.open(tmp_path / "orders-0", filesystem=disk)
+@pytest.mark.parametrize("kind", [Injected, TimeoutError])
+@pytest.mark.parametrize("where", ["before the write", "behind the write", "in the sync"])
+def test_an_exception_that_is_injected_into_the_leader_comes_out_of_no_other_append(tmp_path, monkeypatch, kind, where):
+    disk, made, outcomes, armed = GatedDisk(), [], {}, []
+    appended, synced = Segment.append, RealFile.sync
 
-    def inject(segment, batch):
-        if armed:
+    def inject(here):
+        if armed and where == here:
             raise armed.pop()
+
+    def append_to_segment(segment, batch):
+        inject("before the write")
         appended(segment, batch)
 
     class Counted(CommitRequest):
@@ -292,19 +297,31 @@ def test_an_exception_that_is_injected_into_the_leader_comes_out_of_no_other_app
             super().__init__(batches)
             made.append(self)
 
+        def written(self):
+            inject("behind the write")
+            super().written()
+
     def append(value):
         try:
             outcomes[value] = log.append(value).base_offset
-        except Injected:
+        except kind:
             outcomes[value] = None
 
-    monkeypatch.setattr(Segment, "append", inject)
+    def sync(file):
+        synced(file)
+        if file.path.suffix == ".log":
+            inject("in the sync")
+
+    monkeypatch.setattr(RealFile, "sync", sync)
+    log = SegmentLog.open(tmp_path / "orders-0", filesystem=disk)
+
+    monkeypatch.setattr(Segment, "append", append_to_segment)
     monkeypatch.setattr("pushrep.log.writer.CommitRequest", Counted)
     threads = [threading.Thread(target=append, args=(b"%d" % n,)) for n in range(5)]
     with disk.hanging():
         threads[0].start()
         until(lambda: log.log_end_offset == 1, "the first thread leads, and hangs in its sync")
-        armed.append(Injected())
+        armed.append(kind())
         for thread in threads[1:]:
             thread.start()
         until(lambda: len(made) == 5, "the others have queued theirs")
@@ -312,7 +329,9 @@ def test_an_exception_that_is_injected_into_the_leader_comes_out_of_no_other_app
         thread.join(60)
     assert list(outcomes.values()).count(None) == 1, "it is raised once, in the thread that led"
     offsets = {value: offset for value, offset in outcomes.items() if offset is not None}
-    assert {record.value: record.offset for record in log.records(0)} == offsets
+    written = [(record.value, record.offset) for record in log.records(0)]
+    assert len(dict(written)) == len(written), "each is written once, at most"
+    assert {value: offset for value, offset in written if outcomes[value] is not None} == offsets
     log.close()
 
 

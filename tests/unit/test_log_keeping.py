@@ -172,13 +172,14 @@ def test_faults_f3_a_record_without_a_time_or_from_2100_keeps_nothing_for_ever(m
 def test_faults_f3_a_files_time_makes_no_segment_older_than_its_records_say(machine):
     log = machine.open()
     now_ms = machine.clock.wall_ms()
-    log.append([b"old", b"strange", b"young"], timestamps_ms=[1, 4_102_444_800_000, now_ms - DAY_MS // 2])
+    log.append([b"old" * 100, b"strange", b"young" * 100], timestamps_ms=[1, 4_102_444_800_000, now_ms - DAY_MS // 2])
+    machine.fill(age_ms=lambda n: 2 * DAY_MS)
     machine.fill()
     log.close()
     machine.disk.set_modified(segment_path(PATH, 0), 0)  # as a restore may leave it
     machine.open(retention_ms=DAY_MS)
     assert machine.retain() == []
-    machine.clock.advance(DAY_MS)
+    machine.clock.advance(DAY_MS + 1)
     assert machine.retain()[0] == 0
 
 
@@ -215,8 +216,8 @@ def test_faults_f3_what_is_left_of_the_day_is_kept_over_restarts_and_a_size_goes
     assert machine.log.apply_retention(), "by size"
     machine.retain()
     left = machine.bases()
-    for end in (machine.end_process, lambda: machine.log.close(), machine.end_process):
-        end()
+    for is_killed in (True, False, True):
+        machine.end_process() if is_killed else machine.log.close()
         machine.clock.advance(DAY_MS // 4)
         log = machine.open(**settings)
         assert log.retention_held is not None
