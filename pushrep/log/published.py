@@ -114,11 +114,12 @@ class PublishedState:
 
 
 class ClockNote(NamedTuple):
-    """What a log's retention has seen of the clocks: see retention.py. boot_ms: -1 if the machine was started since."""
+    """What a log's retention has seen of the clocks: see retention.py. is_of_boot: no start of the machine since."""
 
     rested_ms: int
     boot_ms: int
     offset_ms: int
+    is_of_boot: bool = True
 
 
 class PublishedEntry:
@@ -165,7 +166,7 @@ class PublishedEntry:
 
     def keep_clock(self, note: ClockNote) -> None:
         """Keep it for the next writer: over the end of the process, and over an orderly restart of the machine."""
-        data, end = _CLOCK.pack(*note, self._boot_id), self._slots[0] - _CUTS_BYTES
+        data, end = _CLOCK.pack(*note[:3], self._boot_id), self._slots[0] - _CUTS_BYTES
         self._map[end - _CLOCK_BYTES : end] = data + _CRC.pack(google_crc32c.value(data))
 
     def clock(self) -> ClockNote | None:
@@ -175,7 +176,7 @@ class PublishedEntry:
         rested_ms, boot_ms, offset_ms, boot_id = _CLOCK.unpack(data)
         if _CRC.pack(google_crc32c.value(data)) != crc or not any(data):
             return None
-        return ClockNote(rested_ms, boot_ms if boot_id == self._boot_id else -1, offset_ms)
+        return ClockNote(rested_ms, boot_ms, offset_ms, boot_id == self._boot_id)
 
     def clear(self) -> None:
         """Clear both slots, left by a log that is gone."""

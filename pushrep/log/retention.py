@@ -35,8 +35,8 @@ Removal by time rests, for min(retention_ms, 24 h) of the machine's own time, if
 
     the wall clock was set by more than a minute     seen against the time since the machine started, at each pass and
                                                      over restarts of the process
-    an opening beyond all records of the log,        a clock that was wrong when the machine started, or a log that was
-    by more than retention_ms                        not open for so long
+    an opening beyond all records of the log, and    a clock that was wrong when the machine started, or a log that was
+    beyond the last look, by more than retention_ms  not open for so long
 
 What is left of it is kept beside what is published. Size, `purge` and a full disk remove nonetheless.
 
@@ -407,14 +407,17 @@ class ClockWatch:
     def __init__(self, view: DirectoryView, clock: Clock) -> None:
         self._view, self._clock, self._note = view, clock, view.clock_note
 
+    def was_away(self, longer_ms: int) -> bool:
+        """Whether the last look, if there was one, is longer ago by the wall clock."""
+        return self._note is None or self._clock.wall_ms() - self._note.boot_ms - self._note.offset_ms > longer_ms
+
     def look(self, rest_ms: int, *, is_beyond: bool = False) -> int:
         """How long it has rested, -1 if it does not. rest_ms: how long it rests. is_beyond: as the log was opened."""
         boot_ms, note = self._clock.boot_ms(), self._note
         offset_ms, rested_ms = self._clock.wall_ms() - boot_ms, -1
         if note is not None:
-            is_same_boot = 0 <= note.boot_ms <= boot_ms
-            rested_ms = note.rested_ms + (boot_ms - note.boot_ms if is_same_boot and note.rested_ms >= 0 else 0)
-            if is_same_boot and abs(offset_ms - note.offset_ms) > _SET_MS:
+            rested_ms = note.rested_ms + (boot_ms - note.boot_ms if note.is_of_boot and note.rested_ms >= 0 else 0)
+            if note.is_of_boot and abs(offset_ms - note.offset_ms) > _SET_MS:
                 rested_ms = 0
         if rested_ms >= rest_ms:
             rested_ms = -1
@@ -711,7 +714,8 @@ class Retention:
         if retention_ms is None:
             return
         rest_ms = min(retention_ms, REST_MS)
-        rested_ms = self._watch.look(rest_ms, is_beyond=is_opening and self._is_beyond_all(retention_ms))
+        is_beyond = is_opening and self._watch.was_away(retention_ms) and self._is_beyond_all(retention_ms)
+        rested_ms = self._watch.look(rest_ms, is_beyond=is_beyond)
         was, self.held = self.held, None
         if rested_ms >= 0:
             since_ms = self._clock.wall_ms() - rested_ms

@@ -138,7 +138,8 @@ def _load(path: Path, filesystem: Filesystem) -> dict[int, CatalogueEntry]:
         fields = read_checked_json(filesystem, path, _BYTES_MAX, VERSION)
         found = [] if fields is None else [_entry(one) for one in fields["recordings"]]
     except (KeyError, TypeError, ValueError) as error:  # BadJsonFile is a ValueError
-        why = f"{path}: {error}; nothing was changed, restore the file from a copy"
+        way_on = "restore the file from a copy, or remove it and ask by name: the logs get ids then that others had"
+        why = f"{path}: {error}; nothing was changed, {way_on}"
         raise ReplayRefused(ErrorCode.KAFKA_STORAGE_ERROR, why) from error
     return {entry.recording_id: entry for entry in found}
 

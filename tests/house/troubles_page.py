@@ -48,6 +48,23 @@ FAULTS = (
         "test_cli_status: test_damage_that_an_opening_met_is_a_problem_with_its_time_and_its_log",
     ),
     Fault(
+        "the wall clock is set by more than a minute, or is beyond all records at an opening",
+        "removal of old records by time",
+        "appends and reading; removal by size, by a filling disk, by `pushrep log purge`",
+        "`retention_ms`, or a day if that is longer, without a further step",
+        "test_log_keeping: test_faults_f3_a_clock_that_was_set_removes_nothing_for_a_day "
+        "test_faults_f3_an_opening_beyond_all_records_removes_nothing_for_a_day_and_says_so",
+    ),
+    Fault(
+        "a log is cut below what a reader was given, and grows again",
+        "that reader: `ReplayTruncated`, of `records()` `OffsetOutOfRange`",
+        "readers below the cut",
+        "its next start",
+        "test_replay_windows: test_faults_f5_a_log_that_is_cut_and_grown_again_between_two_looks_ends_its_replay "
+        "test_faults_f5_a_log_that_was_cut_while_it_was_closed_ends_its_replay",
+        "test_log_reading: test_faults_f5_records_of_two_histories_never_follow_each_other",
+    ),
+    Fault(
         "fewer than `min_insync_replicas` members are in sync",
         "appends with `Acks.ALL`; `/readyz` is 503 after five seconds",
         "shipping of what is acknowledged, reading",

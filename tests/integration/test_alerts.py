@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import HistogramMetricFamily
 
-from pushrep import Acks, KafkaDestination, Outbox, OutboxConfig, ReplayClient, ReplayRequest
+from pushrep import Acks, KafkaDestination, LogConfig, Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.status import look_at
 from pushrep.health import HealthSettings
 from pushrep.log.directory_files import segment_path
@@ -278,6 +278,16 @@ def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
         fill(place, 0.96)
         wait_until(lambda: problems(outbox) == ["disk_full"], "it is seen")
         assert_fires({"PushrepDiskFull"}, service=collector)
+
+
+@needs_promtool
+def test_a_clock_beyond_all_records_fires_its_alert(tmp_path, assert_fires):
+    for is_beyond in (False, True):
+        config = OutboxConfig(log_config=LogConfig(retention_ms=86_400_000 if is_beyond else None))
+        with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", config=config) as outbox:
+            outbox.append(0, b"of 1970", timestamp_ms=1).result(WAIT_S)
+            assert problems(outbox) == ["retention_held"] * is_beyond
+            assert_fires({"PushrepRetentionHeld"} if is_beyond else set(), service=StatusCollector(outbox.status))
 
 
 @needs_promtool

@@ -251,6 +251,19 @@ def test_faults_f3_an_opening_beyond_all_records_removes_nothing_for_a_day_and_s
     assert not list(logs_problems([logs_status("", [log])]))
 
 
+def test_faults_f3_a_log_of_old_times_that_was_open_of_late_is_not_held(machine):
+    """Records may carry the times of what they are about."""
+    for is_restart in (False, True):
+        log = machine.open(retention_ms=7 * DAY_MS)
+        assert log.retention_held is None
+        machine.fill(age_ms=lambda n: 900 * DAY_MS)
+        machine.clock.advance(6 * DAY_MS)
+        assert is_restart or machine.retain()
+        log.apply_retention()
+        log.close()
+        machine.clock.advance(6 * DAY_MS)
+
+
 def test_what_is_not_flushed_stays(machine):
     log = machine.open(retention_bytes=0, flush_ms=3_600_000)
     log.append([b"x" * 90] * 30, durability=Durability.BUFFERED)
