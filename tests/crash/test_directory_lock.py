@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -181,6 +182,42 @@ def test_faults_f4_a_reader_in_another_container_sees_the_writer_and_waits_for_i
         assert reader.wait() == 0
     with ReplayClient(tmp_path) as client:
         assert [one.is_live for one in client.recordings()] == [False]
+
+
+KEEP = """
+import sys
+from pushrep.log import LogConfig, SegmentLog
+config = LogConfig(segment_bytes=1000, retention_ms=3_600_000, flush_ms=60_000)
+with SegmentLog.open(sys.argv[1], config) as log:
+    for _ in range(40):
+        log.append(b"two hours old by the record, and recent" * 5, timestamps_ms=int(sys.argv[2]))
+    print(len(log.apply_retention()), log.retention_held is not None)
+"""
+
+
+def test_faults_f3_a_step_between_the_machines_own_two_clocks_is_seen_after_a_restart(tmp_path):
+    """Its time since the start seems ten days longer, in a namespace: as if the wall clock were set back so far."""
+    in_a_namespace = ["unshare", "--time", "--boottime", str(10 * 86_400), "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*in_a_namespace, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no namespace of clocks")
+
+    def kept(*prefix):
+        two_hours_old_ms = time.time_ns() // 1_000_000 - 7_200_000
+        command = [
+            *prefix,
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            KEEP,
+            str(tmp_path / "orders-0"),
+            str(two_hours_old_ms),
+        ]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    assert kept() == kept() == "4 False\n"
+    assert kept(*in_a_namespace) == "0 True\n"
+    assert kept(*in_a_namespace) == "0 True\n", "it is kept over a restart"
 
 
 def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path, start):

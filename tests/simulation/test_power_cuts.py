@@ -68,8 +68,8 @@ BROKEN = {
     ),
     "a failed sync that does not poison": Mutation(
         LogWriter,
-        "timed(file.sync)\n    except OSError as error:\n        self._poison_by(error)",
-        "timed(file.sync)\n    except OSError as error:\n        raise LogPoisoned(self.path, error)",
+        "            raise\n        self._poison_by(error)",
+        "            raise\n        raise LogPoisoned(self.path, error)",
     ),
     "a recovery that does not sync what it believes": Mutation(
         Recovery, "file.sync()\n            file.drop_cache()", "file.drop_cache()"
