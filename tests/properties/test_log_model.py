@@ -3,7 +3,6 @@
 import pickle
 from contextlib import suppress
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from hypothesis import Phase, settings
@@ -18,21 +17,10 @@ from hypothesis.stateful import (
 )
 
 from pushrep.env import read_whole, write_atomic
-from pushrep.log import (
-    AppendFailed,
-    Durability,
-    LeaseBroken,
-    LogConfig,
-    LogPoisoned,
-    OffsetOutOfRange,
-    SegmentLog,
-    StillNeeded,
-)
+from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
-BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-DAY_MS = 86_400_000
 VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
 
 
@@ -79,8 +67,6 @@ class LogBesideAList(RuleBasedStateMachine):
     """`values[n]` is the value at offset n; the first `promised` of them are reported as on disk.
 
     Values below `start` were removed: by retention, which keeps what `needed` and the lease hold, or by purge.
-    `born[n]` is the machine's own time when value n was appended: whatever the wall clock was set to, none goes by time
-    before it is a day old, as long as the machine has power.
     """
 
     @initialize(
@@ -90,16 +76,10 @@ class LogBesideAList(RuleBasedStateMachine):
         preallocate_bytes=st.sampled_from([0, 700]),
         flush_bytes=st.integers(200, 3000),
         retention_bytes=st.sampled_from([None, 0, 2500]),
-        retention_ms=st.sampled_from([None, 3 * DAY_MS]),
     )
-    def make(
-        self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes, retention_bytes, retention_ms
-    ):
+    def make(self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes, retention_bytes):
         self.clock = SimulatedClock()
         self.disk = SimulatedDisk(seed, clock=self.clock)
-        self.disk.make_directory(BOOT_ID_PATH.parent)
-        self.boots = 0
-        self.start_machine()
         self.config = LogConfig(
             segment_bytes=segment_bytes,
             batch_bytes=250,
@@ -108,17 +88,15 @@ class LogBesideAList(RuleBasedStateMachine):
             flush_bytes=flush_bytes,
             flush_ms=50,
             retention_bytes=retention_bytes,
-            retention_ms=retention_ms,
             retention_files=2,
         )
-        self.born, self.has_lost_power, self.purged = [], False, 0
         self.values, self.promised, self.start = [], 0, 0
         self.needed, self.lease = None, None
         self.log = None
         self.open()
 
     def open(self):
-        self.log = self.walk = None
+        self.log = None
         store = Kept(self.disk)
         self.log = SegmentLog.open(
             PATH,
@@ -130,16 +108,6 @@ class LogBesideAList(RuleBasedStateMachine):
         )
         self.store, self.lease = store, None
         self.promised = max(self.promised, self.log.flushed_offset)
-
-    def start_machine(self):
-        """It gets another id, without which nothing is read beside a writer."""
-        self.boots += 1
-        write_atomic(self.disk, BOOT_ID_PATH, [str(UUID(int=self.boots)).encode()])
-
-    def lose_all_power(self):
-        self.disk.lose_power()
-        self.start_machine()
-        self.has_lost_power = True
 
     def reopen_after(self, *, possible, at_least):
         """Open after an accident: the log holds a prefix of `possible`, at least so many of them."""
@@ -165,46 +133,7 @@ class LogBesideAList(RuleBasedStateMachine):
         if self.lease is not None and self.lease.broken is None:
             floor = max(self.start, min(floor, self.lease.offset))
         assert self.start <= start <= floor
-        now_ms = self.clock.boot_ms()
-        self.born += [now_ms] * (len(self.values) - len(self.born))
-        del self.born[len(self.values) :]
-        if self.config.retention_bytes is None and not self.has_lost_power:
-            gone = self.born[max(self.start, self.purged) : start]
-            assert all(now_ms - born_ms >= DAY_MS for born_ms in gone), "a clock that was set made them old"
         self.start = start
-
-    @rule(days=st.sampled_from([-30, -1, 0.001, 1, 30]))
-    def the_clock_is_set(self, days):
-        self.clock.set_wall(self.clock.wall_ms() + int(days * DAY_MS))
-
-    @rule(days=st.sampled_from([0.1, 1, 4]))
-    def time_passes(self, days):
-        self.note_start()
-        self.clock.advance(int(days * DAY_MS))
-
-    @precondition(lambda self: self.values)
-    @rule(data=st.data(), beside=st.booleans())
-    def begin_a_walk(self, data, beside):
-        at = data.draw(st.integers(self.start, len(self.values)))
-        reader = SegmentLog.open_reader(PATH, isolation="written", filesystem=self.disk) if beside else self.log
-        self.walk, self.walk_at, self.walk_history = reader.records(at), at, None
-
-    @precondition(lambda self: self.walk is not None)
-    @rule(count=st.integers(1, 10))
-    def go_on_walking(self, count):
-        """What was cut off below the walk's place is not followed by what is there now."""
-        for _ in range(count):
-            try:
-                record = next(self.walk, None)
-            except OffsetOutOfRange:
-                assert self.walk_history is not None or self.start > self.walk_at or len(self.values) <= self.walk_at
-                record = None
-            if record is None:
-                self.walk = None
-                return
-            assert record.offset == self.walk_at
-            assert record.value == (self.walk_history or self.values)[record.offset]
-            self.walk_at += 1
 
     @precondition(lambda self: self.log is not None)
     @rule(values=VALUES, durability=st.sampled_from(Durability), ms=st.integers(0, 30))
@@ -248,7 +177,6 @@ class LogBesideAList(RuleBasedStateMachine):
         else:
             assert start <= offset if whole_segments else start == offset
             assert start == self.log.log_start_offset
-            self.purged = start
 
     @precondition(lambda self: self.values)
     @rule(data=st.data(), steps=st.integers(1, 30))
@@ -258,7 +186,7 @@ class LogBesideAList(RuleBasedStateMachine):
         with suppress(PowerLost, StillNeeded):
             self.log.delete_records(offset)
             self.log.apply_retention()
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -271,7 +199,7 @@ class LogBesideAList(RuleBasedStateMachine):
         self.disk.power_after(steps)
         with suppress(PowerLost):
             self.log.truncate_to(offset, force=True)
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=min(self.promised, lowest))
         self.promised = self.log.flushed_offset
@@ -291,7 +219,7 @@ class LogBesideAList(RuleBasedStateMachine):
 
     @rule()
     def lose_power(self):
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -308,7 +236,7 @@ class LogBesideAList(RuleBasedStateMachine):
             promised = len(possible)
         except PowerLost:
             pass
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.promised = promised
         self.reopen_after(possible=possible, at_least=promised)
@@ -319,7 +247,7 @@ class LogBesideAList(RuleBasedStateMachine):
         self.disk.power_after(steps)
         with suppress(PowerLost):
             self.open()
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -355,7 +283,7 @@ class LogBesideAList(RuleBasedStateMachine):
             self.log.append(values)
         self.disk.fail_sync(0)
         self.log.close()
-        self.lose_all_power()
+        self.disk.lose_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values + values, at_least=self.promised)
 
@@ -366,8 +294,6 @@ class LogBesideAList(RuleBasedStateMachine):
         end = self.log.truncate_to(offset, force=True)
         assert end <= offset
         assert self.log.log_end_offset == end
-        if self.walk is not None and end < self.walk_at and self.walk_history is None:
-            self.walk_history = list(self.values)
         del self.values[end:]
         self.start = min(self.start, end)
         self.promised = self.log.flushed_offset
