@@ -74,7 +74,8 @@ class LogConfig:
     """How a log is laid out and flushed. Names follow Kafka's topic settings where it has them.
 
     segment_bytes: a new segment file begins before this size would be exceeded, 1 GiB.
-    segment_ms: a new segment file begins, too, once the timestamps in it would span this time; None: never by time.
+    segment_ms: a new segment file begins, too, once the timestamps in it would span this time; None: never by time. The
+        wall clock counts for records without a time, or more than an hour ahead.
     index_interval_bytes: the log has at most one index entry for each so many bytes.
     batch_bytes: a list of values is split into batches of about this size: 256 KiB fit into the processor's cache.
     batch_bytes_max: the size of the largest batch, and so of the largest record (Kafka's max.message.bytes).

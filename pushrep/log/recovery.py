@@ -327,12 +327,13 @@ class Recovery:
     ) -> Recovered:
         """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
 
-        recovery_point: everything below was on disk, as was everything below the log start, which never rises above the
-        flushed offset. checkpointed: below it the index entries were on disk, too.
+        recovery_point: everything below was on disk. It is below the log start only where a cut of the batch that holds
+        that was stopped; if it is None, everything below the log start was on disk. checkpointed: below it the index
+        entries were on disk, too.
         """
         self._checkpointed = checkpointed
-        if log_start_offset:  # it counts as a recovery point, the only one if that checkpoint was lost
-            recovery_point = max(recovery_point or 0, log_start_offset)
+        if recovery_point is None:  # that checkpoint was lost
+            recovery_point = log_start_offset or None
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
         self._refuse_odd_names(names, bases)

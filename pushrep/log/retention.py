@@ -100,7 +100,7 @@ from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.published import ClockNote
 from pushrep.log.reader import BatchReader, Bounds
-from pushrep.log.segment import SealedSegment, newest_timestamp_ms
+from pushrep.log.segment import AHEAD_MS, SealedSegment, is_believed, newest_timestamp_ms
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -252,8 +252,6 @@ def _check_end(store: DerivedStore, offset: int, what: str) -> None:
         )
 
 
-AHEAD_MS = 3_600_000
-"""A record's time may be so far ahead of the clock: its producer has another one."""
 REST_MS = 86_400_000
 _SET_MS = 60_000
 """A clock that was set by no more than this is an ordinary one."""
@@ -394,11 +392,6 @@ def deletable(
 def _is_older(newest_ms: int, facts: RetentionFacts) -> bool:
     assert facts.retention_ms is not None
     return 0 <= newest_ms < facts.now_ms - facts.retention_ms
-
-
-def is_believed(timestamp_ms: int, now_ms: int) -> bool:
-    """Whether a record's time may be the time at which it was appended."""
-    return 0 <= timestamp_ms <= now_ms + AHEAD_MS
 
 
 class ClockWatch:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.env import File, Filesystem, file_size
+from pushrep.env import SYSTEM_CLOCK, File, Filesystem, file_size
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.errors import CorruptBatch
@@ -53,6 +53,15 @@ from pushrep.records.leader_epochs import LeaderEpochs
 OFFSET_ENTRY = struct.Struct(">ii")
 TIME_ENTRY = struct.Struct(">qi")
 assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
+
+
+AHEAD_MS = 3_600_000
+"""A record's time may be so far ahead of the clock: its producer has another one."""
+
+
+def is_believed(timestamp_ms: int, now_ms: int) -> bool:
+    """Whether a record's time may be the time at which it was appended."""
+    return 0 <= timestamp_ms <= now_ms + AHEAD_MS
 
 
 PREALLOCATE_BYTES_MIN = 64 << 10
@@ -102,6 +111,8 @@ class Segment:
         self.ahead_bytes_max: Callable[[], int] = lambda: config.preallocate_bytes
         """How many bytes the file may be allocated ahead of its data: the log's share in its directory. Called when the
         file grows: at each write it would cost a tenth of a small append."""
+        self.wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
+        """The wall clock, which counts for batches without a time that can be believed."""
         self._file: File | None = None
         self._allocated = 0
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
@@ -176,7 +187,11 @@ class Segment:
             return False
         if config.segment_ms is None or tail.first_timestamp_ms is None:
             return True
-        return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
+        now_ms = self.wall_ms()
+        if not is_believed(tail.first_timestamp_ms, now_ms):
+            tail.first_timestamp_ms = now_ms  # counts from the second batch, or from the opening, on
+        newest_ms = header.max_timestamp_ms if is_believed(header.max_timestamp_ms, now_ms) else now_ms
+        return newest_ms - tail.first_timestamp_ms < config.segment_ms
 
     def append(self, batch: RecordBatch) -> None:
         """Append a stamped batch; it is in the file after `write` at the latest. Small ones are written together.

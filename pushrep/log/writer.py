@@ -125,7 +125,7 @@ class LogWriter:
         """The id in partition.metadata."""
         self.path: Path = context.view.path
         """The log's directory."""
-        self._ahead_bytes_max = context.view.ahead_bytes_max
+        self._ahead_bytes_max, self._wall_ms = context.view.ahead_bytes_max, context.clock.wall_ms
         self._context, self._config, self._background = context, context.config, background
         self._revision = 0
         self.is_closed = self._ended = False
@@ -500,7 +500,7 @@ class LogWriter:
         """Write all batches or none; returns their bytes. The caller holds _lock."""
         segment, bases, size_bytes = self._active, self._bases, 0
         epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
-        segment.ahead_bytes_max = self._ahead_bytes_max
+        segment.ahead_bytes_max, segment.wall_ms = self._ahead_bytes_max, self._wall_ms
         try:
             if self._is_unlisted:
                 self._write_epochs(self._epochs)
@@ -591,7 +591,7 @@ class LogWriter:
         self._has_new_names = True  # until the new segment is there
         is_sealed = self._seal(old)
         new = Segment.create(self._context.filesystem, view.path, old.next_offset, self._config)
-        new.ahead_bytes_max = old.ahead_bytes_max
+        new.ahead_bytes_max, new.wall_ms = old.ahead_bytes_max, old.wall_ms
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._has_new_names = False
         self._background.rolled()

@@ -17,10 +17,20 @@ from hypothesis.stateful import (
 )
 
 from pushrep.env import read_whole, write_atomic
-from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
+from pushrep.log import (
+    AppendFailed,
+    Durability,
+    LeaseBroken,
+    LogConfig,
+    LogPoisoned,
+    OffsetOutOfRange,
+    SegmentLog,
+    StillNeeded,
+)
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
+DAY_MS = 86_400_000
 VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
 
 
@@ -67,6 +77,8 @@ class LogBesideAList(RuleBasedStateMachine):
     """`values[n]` is the value at offset n; the first `promised` of them are reported as on disk.
 
     Values below `start` were removed: by retention, which keeps what `needed` and the lease hold, or by purge.
+    `born[n]` is the machine's own time when value n was appended: whatever the wall clock was set to, none goes by time
+    before it is a day old, as long as the machine has power.
     """
 
     @initialize(
@@ -76,8 +88,11 @@ class LogBesideAList(RuleBasedStateMachine):
         preallocate_bytes=st.sampled_from([0, 700]),
         flush_bytes=st.integers(200, 3000),
         retention_bytes=st.sampled_from([None, 0, 2500]),
+        retention_ms=st.sampled_from([None, 3 * DAY_MS]),
     )
-    def make(self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes, retention_bytes):
+    def make(
+        self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes, retention_bytes, retention_ms
+    ):
         self.clock = SimulatedClock()
         self.disk = SimulatedDisk(seed, clock=self.clock)
         self.config = LogConfig(
@@ -88,15 +103,17 @@ class LogBesideAList(RuleBasedStateMachine):
             flush_bytes=flush_bytes,
             flush_ms=50,
             retention_bytes=retention_bytes,
+            retention_ms=retention_ms,
             retention_files=2,
         )
+        self.born, self.has_lost_power, self.purged = [], False, 0
         self.values, self.promised, self.start = [], 0, 0
         self.needed, self.lease = None, None
         self.log = None
         self.open()
 
     def open(self):
-        self.log = None
+        self.log = self.walk = None
         store = Kept(self.disk)
         self.log = SegmentLog.open(
             PATH,
@@ -108,6 +125,10 @@ class LogBesideAList(RuleBasedStateMachine):
         )
         self.store, self.lease = store, None
         self.promised = max(self.promised, self.log.flushed_offset)
+
+    def lose_all_power(self):
+        self.disk.lose_power()
+        self.has_lost_power = True
 
     def reopen_after(self, *, possible, at_least):
         """Open after an accident: the log holds a prefix of `possible`, at least so many of them."""
@@ -133,7 +154,49 @@ class LogBesideAList(RuleBasedStateMachine):
         if self.lease is not None and self.lease.broken is None:
             floor = max(self.start, min(floor, self.lease.offset))
         assert self.start <= start <= floor
+        now_ms = self.clock.boot_ms()
+        self.born += [now_ms] * (len(self.values) - len(self.born))
+        del self.born[len(self.values) :]
+        if self.config.retention_bytes is None and not self.has_lost_power:
+            gone = self.born[max(self.start, self.purged) : start]
+            assert all(now_ms - born_ms >= DAY_MS for born_ms in gone), "a clock that was set made them old"
         self.start = start
+
+    @rule(days=st.sampled_from([-30, -1, 0.001, 1, 30]))
+    def the_clock_is_set(self, days):
+        self.clock.set_wall(self.clock.wall_ms() + int(days * DAY_MS))
+
+    @rule(days=st.sampled_from([0.1, 1, 4]))
+    def time_passes(self, days):
+        self.note_start()
+        self.clock.advance(int(days * DAY_MS))
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), beside=st.booleans())
+    def begin_a_walk(self, data, beside):
+        at = data.draw(st.integers(self.start, len(self.values)))
+        reader = self.log
+        if beside:  # this machine has no id, so that it reads no further than the checkpoints say
+            reader = SegmentLog.open_reader(PATH, isolation="written", filesystem=self.disk)
+            at = max(reader.bounds().start, min(at, reader.bounds().end))
+        self.walk, self.walk_at, self.walk_history = reader.records(at), at, None
+
+    @precondition(lambda self: self.walk is not None)
+    @rule(count=st.integers(1, 10))
+    def go_on_walking(self, count):
+        """What was cut off below the walk's place is not followed by what is there now."""
+        for _ in range(count):
+            try:
+                record = next(self.walk, None)
+            except OffsetOutOfRange:
+                assert self.walk_history is not None or self.start > self.walk_at or len(self.values) <= self.walk_at
+                record = None
+            if record is None:
+                self.walk = None
+                return
+            assert record.offset == self.walk_at
+            assert record.value == (self.walk_history or self.values)[record.offset]
+            self.walk_at += 1
 
     @precondition(lambda self: self.log is not None)
     @rule(values=VALUES, durability=st.sampled_from(Durability), ms=st.integers(0, 30))
@@ -177,6 +240,7 @@ class LogBesideAList(RuleBasedStateMachine):
         else:
             assert start <= offset if whole_segments else start == offset
             assert start == self.log.log_start_offset
+            self.purged = start
 
     @precondition(lambda self: self.values)
     @rule(data=st.data(), steps=st.integers(1, 30))
@@ -186,7 +250,7 @@ class LogBesideAList(RuleBasedStateMachine):
         with suppress(PowerLost, StillNeeded):
             self.log.delete_records(offset)
             self.log.apply_retention()
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -199,7 +263,7 @@ class LogBesideAList(RuleBasedStateMachine):
         self.disk.power_after(steps)
         with suppress(PowerLost):
             self.log.truncate_to(offset, force=True)
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=min(self.promised, lowest))
         self.promised = self.log.flushed_offset
@@ -219,7 +283,7 @@ class LogBesideAList(RuleBasedStateMachine):
 
     @rule()
     def lose_power(self):
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -236,7 +300,7 @@ class LogBesideAList(RuleBasedStateMachine):
             promised = len(possible)
         except PowerLost:
             pass
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.promised = promised
         self.reopen_after(possible=possible, at_least=promised)
@@ -247,7 +311,7 @@ class LogBesideAList(RuleBasedStateMachine):
         self.disk.power_after(steps)
         with suppress(PowerLost):
             self.open()
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values, at_least=self.promised)
 
@@ -283,7 +347,7 @@ class LogBesideAList(RuleBasedStateMachine):
             self.log.append(values)
         self.disk.fail_sync(0)
         self.log.close()
-        self.disk.lose_power()
+        self.lose_all_power()
         end_process(self.disk)
         self.reopen_after(possible=self.values + values, at_least=self.promised)
 
@@ -294,6 +358,8 @@ class LogBesideAList(RuleBasedStateMachine):
         end = self.log.truncate_to(offset, force=True)
         assert end <= offset
         assert self.log.log_end_offset == end
+        if self.walk is not None and end < self.walk_at and self.walk_history is None:
+            self.walk_history = list(self.values)
         del self.values[end:]
         self.start = min(self.start, end)
         self.promised = self.log.flushed_offset

@@ -2,6 +2,7 @@
 log.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,27 @@ def picture(log, store):
     assert store.values == dict(records)
     answers = [log.offset_for_timestamp(n) for n in ASKED]
     return records, answers, log.log_end_offset, log.flushed_offset, log.log_start_offset
+
+
+@pytest.mark.parametrize("end", ["kill", "power"])
+def test_a_cut_of_the_batch_in_which_the_log_starts_is_no_damage_wherever_it_is_stopped(end, torture):
+    ends = set()
+    for step in range(1, 60, torture.count(2, 1)):
+        clock = SimulatedClock()
+        disk = SimulatedDisk(step, clock=clock)
+        log = SegmentLog.open(PATH, CONFIG, filesystem=disk, clock=clock)
+        for _ in range(3):
+            log.append([b"value"] * 10)
+        log.delete_records(24)
+        disk.power_after(step)
+        with suppress(PowerLost):
+            log.truncate_to(27, force=True)
+        end_stopped(disk, end)
+        log = SegmentLog.open(PATH, CONFIG, filesystem=disk, clock=clock)
+        assert log.recovery.damaged_from is None, f"stopped at step {step}: {log.recovery}"
+        ends.add((log.log_start_offset, log.log_end_offset))
+        log.close()
+    assert ends == {(24, 30), (20, 20)}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -30,7 +30,7 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log.directory import DirectoryView
-from pushrep.log.directory_files import take_lock
+from pushrep.log.directory_files import list_segments, take_lock
 from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
 from pushrep.log.published import LogOffsets
 from pushrep.log.segment import Segment
@@ -350,6 +350,19 @@ def test_segments_roll_by_the_time_of_their_records(tmp_path):
         for time in (5000, 5999, 5000, 6000, 6500, 7000):
             log.append(b"v", timestamps_ms=time, durability=BUFFERED)
     assert [int(f.stem) for f in sorted((tmp_path / "orders-0").glob("*.log"))] == [0, 3, 5]
+
+
+@pytest.mark.parametrize("strange", [-1, 4_102_444_800_000])
+def test_faults_f3_times_that_can_not_be_believed_end_no_segment_and_keep_none_open(strange):
+    clock = SimulatedClock()
+    disk, path = SimulatedDisk(clock=clock), Path("/logs/orders-0")
+    with SegmentLog.open(path, LogConfig(segment_ms=1000), filesystem=disk, clock=clock) as log:
+        for _ in range(12):
+            log.append(b"v", timestamps_ms=strange)
+            clock.advance(300)
+        log.append(b"v")
+        log.append(b"v", timestamps_ms=strange)
+    assert list_segments(disk, path) == [0, 5, 10]
 
 
 def test_space_allocated_ahead_is_cut_off_at_roll_and_close(tmp_path):
