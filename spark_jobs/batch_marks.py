@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from filtering.errors import FilteringError, shown_partition
 from filtering.marks import HighwaterMarks
+from pushrep.env.checked_json import parse_json
 from spark_jobs.errors import SparkJobError
 
 VERSION = 6
@@ -173,7 +174,7 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
         why = f"they have format version {version}, this release reads version {VERSION}"
         raise MarksStoreDamaged(f"{why}: run the job with the release that wrote them")
     try:
-        head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
+        head = parse_json(data[_HEADER.size : _HEADER.size + head_bytes])
     except ValueError as error:
         raise _damaged("the head is no JSON") from error
     if not isinstance(head, dict):

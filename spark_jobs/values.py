@@ -13,7 +13,6 @@ behind the first JSON value is ignored.
 """
 
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
 
+from pushrep.env.checked_json import parse_json
 from spark_jobs.errors import BadJobOption, RecordUnfit
 from spark_jobs.spark_internals import arrow_schema, map_in_arrow, quoted
 
@@ -101,7 +101,7 @@ class ValueDecoder:
 
     def _avro_schema(self) -> Any:
         try:
-            return json.loads(self.schema or "")
+            return parse_json(self.schema or "")
         except ValueError as error:
             raise BadJobOption("--value-schema", None, f"is no JSON ({error})") from error
 
@@ -109,7 +109,7 @@ class ValueDecoder:
         text = (self.schema or "").strip()
         try:
             if text.startswith("{"):
-                return T.StructType.fromJson(json.loads(text))
+                return T.StructType.fromJson(parse_json(text))
             schema = T.StructType.fromDDL(text)
         except Exception as error:  # parser errors of Spark have no common root with the JSON ones
             raise BadJobOption(

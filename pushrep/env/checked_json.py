@@ -9,6 +9,7 @@ CRC-32C.
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +37,20 @@ def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, version
 def parse_json(data: bytes | str) -> Any:
     """The value of JSON that others wrote. Raises BadJsonFile for what is no JSON, or deeper than 64."""
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadJsonFile(f"no JSON: {error}") from error
     opening = ("[", "{") if isinstance(data, str) else (b"[", b"{")
     if sum(map(data.count, opening)) > _DEPTH_MAX and _is_deeper(value, _DEPTH_MAX):  # type: ignore[arg-type]
         raise BadJsonFile(f"JSON with more than {_DEPTH_MAX} levels")
     return value
+
+
+def _finite(text: str) -> float:
+    """The number, where it is one: JSON knows no NaN, and 1e999 would become infinity."""
+    if isfinite(number := float(text)):
+        return number
+    raise ValueError(f"{text:.20} is no number of JSON")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

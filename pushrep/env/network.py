@@ -56,14 +56,14 @@ class Address(NamedTuple):
     def is_own_host(self, header: str) -> bool:
         """Whether a server at this address answers a request with this Host: it has the address's own host, a loopback
         name or address, or off loopback any address. Another name may be another site's that resolves to this machine
-        (DNS rebinding).
+        (DNS rebinding). A zone behind "%" may be any text, and is no part of a Host (RFC 9844).
         """
         name, colon, port = header.rpartition(":")
         host = (name if colon and port.isdecimal() else header).strip("[]").lower()
         if host in {"localhost", self.host.lower()}:
             return True
         try:
-            return ip_address(host).is_loopback or not self.is_loopback
+            return "%" not in host and (ip_address(host).is_loopback or not self.is_loopback)
         except ValueError:
             return False
 

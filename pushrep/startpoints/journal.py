@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, write_atomic
-from pushrep.env.checked_json import journal_line, read_checked_json, scan_journal, write_checked_json
+from pushrep.env.checked_json import BadJsonFile, journal_line, read_checked_json, scan_journal, write_checked_json
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import (
     Checkpoint,
@@ -198,7 +198,10 @@ class _Parsed(NamedTuple):
 
 def _parse(path: Path, data: bytes, *, first: bool) -> _Parsed:
     """The whole lines of `data`, which begins the file or not. Raises CorruptStore for a bad one before good ones."""
-    scan = scan_journal(data)
+    try:
+        scan = scan_journal(data)
+    except BadJsonFile as error:
+        raise CorruptStore(path, f"a line with its checksum is {error}; restore it from a copy") from error
     if scan.is_damaged:
         bad = data[scan.end :].split(b"\n", 1)[0]
         raise CorruptStore(path, f"{bad[:60]!r}... is damaged and whole lines follow; restore it from a copy")

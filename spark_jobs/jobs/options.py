@@ -3,7 +3,6 @@
 command line ─▶ JobOptions of each job (here) ─▶ pipeline.py
 """
 
-import json
 import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 from filtering.errors import BadFilterSetting
 from filtering.extras import install_command
 from filtering.replay_filter import check_ttl
+from pushrep.env.checked_json import parse_json
 from pushrep.health import HealthSettings
 from spark_jobs.errors import BadJobOption, SparkJobError
 from spark_jobs.marks_stores import is_database
@@ -249,7 +249,7 @@ def named_by_option(error: BadSink) -> SparkJobError:
 def outbox_carrier(directory: str, topic: str) -> str | None:
     """Where the outbox of `topic` in a directory of logs puts the metadata, "key" or "header"; None: no outbox."""
     try:
-        identity = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
+        identity = parse_json((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
         return str(identity["carrier"]) if identity["topic"] == topic else None
     except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; the outbox itself checks its file
         return None

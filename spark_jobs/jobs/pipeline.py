@@ -37,7 +37,7 @@ from spark_jobs.errors import BadJobOption, CantReplace, SparkJobError
 from spark_jobs.file_marks import FileMarks, local_path
 from spark_jobs.jobs.command import Reporter, one_line, served
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, named_by_option
-from spark_jobs.jobs.source_topics import SourceTopics
+from spark_jobs.jobs.source_topics import SourceTopics, parsed
 from spark_jobs.marks_stores import is_database
 from spark_jobs.replacing import Replacing
 from spark_jobs.replay_filter import ReplayFilteredBatches, adopted_marks
@@ -134,7 +134,10 @@ def _source_options(options: JobOptions) -> SourceOptions:
 def _query_of(checkpoint: HadoopDirectory) -> str | None:
     if "metadata" not in checkpoint.names():
         return None
-    return str(json.loads(checkpoint.read("metadata"))["id"])
+    metadata = parsed(checkpoint, "metadata", checkpoint.read("metadata"))
+    if not isinstance(metadata, dict) or "id" not in metadata:
+        raise BadJobOption("--checkpoint", checkpoint.path_of("metadata"), "it names no query: restore it from a copy")
+    return str(metadata["id"])
 
 
 def _real(text: str) -> Path | None:

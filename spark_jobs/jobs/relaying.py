@@ -39,6 +39,7 @@ from partitioner.confluent import (
     with_required_settings,
 )
 from partitioner.source_partition import BadPartitionerSetting, PartitionerError, check_not_shrunk
+from pushrep.env.checked_json import parse_json
 from spark_jobs.batch_marks import MarksStore
 from spark_jobs.errors import BadJobOption, RecordUnfit
 from spark_jobs.jobs.command import Reporter, served
@@ -122,11 +123,11 @@ class RelayIdentityStore:
             return None
         name = f"epoch-{epochs[-1]}.json"
         try:
-            fields: dict[str, Any] = json.loads(self._directory.read(name))
+            fields: dict[str, Any] = parse_json(self._directory.read(name))
             if fields.pop("version") != _VERSION:
                 raise _unreadable(self._directory.path_of(name), f"it is not of version {_VERSION}")
             return RelayIdentity(**fields)
-        except (ValueError, TypeError, KeyError) as error:
+        except (AttributeError, ValueError, TypeError, KeyError) as error:
             path = self._directory.path_of(name)
             raise _unreadable(path, f"it is not what a relay writes ({error})") from error
 

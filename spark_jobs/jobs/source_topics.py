@@ -8,7 +8,6 @@ batch, by Kafka's own client in Spark's JVM, with the source's own `kafka.` opti
 compaction keeps a replay and deletes the first copy of a record.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from filtering.retry import Failure, ask
+from pushrep.env.checked_json import BadJsonFile, parse_json
 from spark_jobs.errors import BadJobOption
 from spark_jobs.jobs.options import JobOptions
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -112,7 +112,7 @@ class SourceTopics:
             return set()
         name = f"offsets/{planned[-1]}"
         texts = _logged_offsets(self._checkpoint.path_of(name), self._checkpoint.read(name))
-        offsets = [json.loads(text) for text in texts]
+        offsets = [parsed(self._checkpoint, name, text) for text in texts]
         return {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
 
     def _pinned(self, name: str) -> str:
@@ -189,3 +189,13 @@ def _judged(error: BaseException) -> Failure:
     """Whether a topic may still appear; all other failures Kafka's client tries again itself."""
     is_missing = isinstance(error, Py4JJavaError) and _causes(error)[-1][0] in _NOT_THERE
     return Failure.NOT_THERE if is_missing else Failure.PERMANENT
+
+
+def parsed(checkpoint: HadoopDirectory, name: str, text: str) -> Any:
+    """JSON of a file in a query's checkpoint. Raises BadJobOption."""
+    try:
+        return parse_json(text)
+    except BadJsonFile as error:
+        raise BadJobOption(
+            "--checkpoint", checkpoint.path_of(name), f"it is {error}: restore it from a copy"
+        ) from error

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from filtering.stream_metadata import OFFSET_MAX
+from pushrep.env.checked_json import parse_json
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import ROWS_WOULD_BE_LOST, CantReplace, CheckpointWentBack
 from spark_jobs.replacing import within_any
@@ -122,7 +123,7 @@ class BatchRecord(NamedTuple):
     def parse(cls, text: str | None) -> "BatchRecord | None":
         """The record in a commit's text; None for a commit that holds no batch of ours."""
         try:
-            fields: dict[str, Any] = json.loads(text or "")
+            fields: dict[str, Any] = parse_json(text or "")
             ranges, replaced = ([LogRange(*one) for one in fields[name]] for name in ("ranges", "replaced"))
             return cls(fields["query"], fields["run"], fields["batch"], ranges, replaced)
         except (ValueError, KeyError, TypeError):

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 
 from filtering.stream_metadata import OFFSET_MAX
+from pushrep.env.checked_json import parse_json
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.replacing import within
@@ -79,7 +80,7 @@ class Owners:
     def from_text(cls, text: str, table: str) -> Self:
         """Read what `to_text` wrote; raises TableNotOurs."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["version"] != VERSION:
                 raise TableNotOurs(table, f"has a record of queries of version {content['version']}, not {VERSION}")
             return cls(tuple((str(query), int(first)) for query, first in content["queries"]))

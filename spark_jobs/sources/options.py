@@ -20,7 +20,6 @@
 Names and forms follow Spark's Kafka source; names are read without regard to case, as Spark hands them over.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import parse_shown_partition
 from pushrep.log.errors import InvalidLogName
@@ -235,7 +235,7 @@ def _place(option: str, text: str, topic: str) -> Place:
         return Edge(text.lower())
     form = f'give earliest, latest or {{"{topic}": {{"0": 23, "1": -2}}}}'
     try:
-        by_topic = json.loads(text)
+        by_topic = parse_json(text)
     except ValueError:
         raise BadOption(option, text, form) from None
     if not isinstance(by_topic, dict) or list(by_topic) != [topic] or not isinstance(by_topic[topic], dict):

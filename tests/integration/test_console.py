@@ -539,7 +539,8 @@ HOSTS = {
     "localhost": (True, True), "127.0.0.1:8090": (True, True), "[::1]:8090": (True, True), "LOCALHOST:1": (True, True),
     "10.0.0.7": (False, True), "[fe80::1]:8090": (False, True), "elsewhere.example": (False, False), "": (False, False),
     "localhost.elsewhere.example": (False, False), "127.0.0.1.elsewhere.example:8090": (False, False),
-    "console.example:8090": (False, False),
+    "console.example:8090": (False, False), "[::1%25?login]:8090": (False, False),
+    "[fe80::1%elsewhere.example]": (False, False),
 }  # fmt: skip
 
 

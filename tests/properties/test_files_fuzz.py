@@ -1,6 +1,6 @@
 """Files that somebody changed: whoever reads one says by a named error, in one line, what is wrong, and is not stopped.
 
-spoiled     a byte, a stretch or the length is another; the file is empty or random
+spoiled     a byte, a stretch or the length is another; the file is empty, random, or 60,000 brackets
 forged      a value of its JSON is another and the checksum fits again: what no checksum finds
 """
 
@@ -35,6 +35,12 @@ from tests.support.forged import forged_value
 LOGS = LogConfig(preallocate_bytes=0, segment_bytes=300, index_interval_bytes=64)
 CONFIG = OutboxConfig(log_config=LOGS, push=PushSettings(backoff_min_ms=1, backoff_max_ms=10))
 NAMED = (PushrepError, FilteringError, SparkJobError)
+DEEP = (
+    b"[" * 60_000,
+    b'{"a":' * 60_000,
+    b"[" * 900 + b"]" * 900,
+    b'{"version": 1, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+)
 TOML = (
     b'[outbox]\ndirectory = "o"\ntopic = "orders"\npartitions = 1\nproducer = "billing"\n[log]\nsegment_bytes = 1000\n'
 )
@@ -104,7 +110,7 @@ def forged_marks(random, data):
 
 def spoiled(random, data):
     if random.random() < 0.1:
-        return random.choice((b"", random.randbytes(200), bytes(300)))
+        return random.choice((b"", random.randbytes(200), bytes(300), *DEEP))
     data = bytearray(data)
     for _ in range(random.randrange(1, 4)):
         at = random.randrange(len(data) + 1)

@@ -10,6 +10,7 @@ VALUES: tuple[Any, ...] = (
     0,
     1 << 70,
     0.5,
+    float("inf"),
     "",
     "\ud800",
     "\x1b",
