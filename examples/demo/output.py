@@ -1,7 +1,7 @@
 """The directory that a demo fills, and may empty again: only what it made, only where its own marker lies.
 
 demo-out/
-  .pushrep-demo         marker and lock: the pid of the demo that runs here
+  .pushrep-demo         marker and lock, with .held beside it: the pid of the demo that runs here
   original/flights.csv  the flights as the data set has them
   log/                  the outbox: flights-0 flights-1 flights-2
   flights.avsc          Avro schema of the records' values

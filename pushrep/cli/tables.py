@@ -155,7 +155,7 @@ def _show_parked(parked: list[tuple[int, str]]) -> None:
         say("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
 
 
-@tables.command("adopt", short_help="Go on after a restore of the database or the outbox.")
+@tables.command("adopt", short_help="Go on after a restore of one of both.")
 @_DSN
 @_OUTBOX
 @_TABLE

@@ -104,7 +104,7 @@ def test_an_empty_directory_becomes_ours_and_is_ours_again(tmp_path):
     with claim(tmp_path / "new" / "out", Output) as output:
         assert output.holds_old_output()
         output.clear()
-        assert sorted(p.name for p in output.root.iterdir()) == [MARKER, "notes.txt", "scratch"]
+        assert sorted(p.name for p in output.root.iterdir()) == [MARKER, f"{MARKER}.held", "notes.txt", "scratch"]
 
 
 def test_a_directory_with_other_content_is_left_alone(tmp_path):

@@ -43,7 +43,7 @@ def test_a3_every_call_has_its_roles():
     [
         ("any", Rule("*", "*", access.ALL)),
         (str(ID), Rule("*", str(ID), access.ALL)),
-        ("billing", Rule("billing", "*", frozenset({Role.CREATE}))),
+        ("billing", Rule("billing", "*", frozenset({Role.CREATE}), is_bare=True)),
         ("ann=orders*:read,list", Rule("ann", "orders*", frozenset({Role.READ, Role.LIST}))),
         ("spiffe://x/a=b=*:keep", Rule("spiffe://x/a=b", "*", frozenset({Role.KEEP}))),
     ],
@@ -89,7 +89,7 @@ def test_a2_a_member_of_the_grant_leads_and_lists_as_long_as_the_grant_names_it(
     def look(_):
         return Kept(tmp_path / "outbox", frozenset({"orders"}), frozenset(named))
 
-    made = Access(lambda: ["billing"], look, REAL_FILESYSTEM, clock, lambda: frozenset(named))
+    made = Access(lambda: ["billing"], look, REAL_FILESYSTEM, clock, named=lambda: frozenset(named))
     for call in ApiKey:
         may = bool(access.ROLES_OF[call] & {Role.LEAD, Role.LIST})
         assert (made.may("node-1", call, ID), made.could("node-1", call)) == (may, may), call
