@@ -16,6 +16,15 @@ sizes are bytes. Every call raises `OSError` with the path; `write_at` writes ev
 The last: at least HOLE_BYTES_MAX that were never written, far beyond space allocated ahead, so that a scan would not
 end.
 
+A directory that is held stays the one it was, whatever is done to its name:
+
+    mv data data.old; mkdir data        data/orders-0/... of the holder is in data.old; the new data is not touched
+
+Paths below it are looked up from its descriptor (openat(2) and its like), by everybody who uses the same `Filesystem`.
+
+Root makes files and directories for the owner of the directory in which it makes them: one that belonged to root would
+lock a service of another user out.
+
 A FileWitness distinguishes a file from a copy of it: a number that the file system gives a new file, and never
 again.
 
@@ -49,12 +58,13 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Iterable
-from contextlib import closing, suppress
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _GET_VERSION = 0x80087601  # _IOR('v', 1, long); the kernel fills in 4 bytes
 _SYNCS_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext4, xfs, btrfs, f2fs, tmpfs
 _SYNCFS_SAYS_ERRORS = (5, 8)
@@ -88,26 +98,22 @@ class FileWitness(NamedTuple):
     links: int = 1
 
 
-def real_witness(path: Path) -> FileWitness | None:
-    """The witness of the file at `path`; None if its file system has none. Raises OSError.
-
-    A symbolic link is not followed: OSError (ELOOP).
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
-        if sys.platform == "linux":
-            if _type_of(fd) in _WITHOUT_LASTING_NUMBERS:
-                return None
-            generation, birth_ns = _generation(fd), _birth_ns(fd)
-        else:
-            birth_s = getattr(found, "st_birthtime", None)
-            generation, birth_ns = None, None if birth_s is None else int(birth_s * 1e9)
-        if generation is None and birth_ns is None:
+def _witness(fd: int) -> FileWitness | None:
+    found = os.fstat(fd)
+    if sys.platform == "linux":
+        if not _numbers_last(fd):
             return None
-        return FileWitness(found.st_ino, generation, birth_ns, found.st_nlink)
-    finally:
-        os.close(fd)
+        generation, birth_ns = _generation(fd), _birth_ns(fd)
+    else:
+        birth_s = getattr(found, "st_birthtime", None)
+        generation, birth_ns = None, None if birth_s is None else int(birth_s * 1e9)
+    if generation is None and birth_ns is None:
+        return None
+    return FileWitness(found.st_ino, generation, birth_ns, found.st_nlink)
+
+
+def _numbers_last(fd: int) -> bool:
+    return sys.platform != "linux" or _type_of(fd) not in _WITHOUT_LASTING_NUMBERS
 
 
 @cache
@@ -182,17 +188,6 @@ class _SyncFs:
         os.close(self._descriptor)
 
 
-def whole_sync(directory: Path) -> WholeSync | None:
-    """A WholeSync of the file system of `directory`; None if there is none."""
-    if not syncfs_says_errors():
-        return None
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if _type_of(fd) not in _SYNCS_WHOLE:
-        os.close(fd)
-        return None
-    return _SyncFs(fd, directory)
-
-
 _IN_MODIFY = 0x0000_0002
 _EVENTS_BYTES = 4096
 _WATCHES_MAX = 32
@@ -247,7 +242,7 @@ class Inotify:
         self.close()  # a replay that has ended need not be closed
 
 
-def watch_directory(path: Path) -> Inotify | None:
+def watch_directory(path: Path | str) -> Inotify | None:
     """A watch; None where the system has none, or no more: the caller has to look now and then."""
     if not Inotify.has_room() or not hasattr(_libc(), "inotify_init1"):
         return None
@@ -312,8 +307,21 @@ class File(Protocol):
         ...
 
     def size(self) -> int: ...
+
     def modified_ms(self) -> int:
         """When it was written last, by the file system: milliseconds since 1970; anybody may set it."""
+        ...
+
+    def named_size(self, *, by_path: bool = False) -> int | None:
+        """Its size if the name by which it was opened still leads to it, else None; two microseconds. by_path: the
+        whole path, not from the directory that is held. Raises OSError.
+
+        On file systems without lasting inode numbers any file of that name counts as it.
+        """
+        ...
+
+    def has_hole(self, size: int) -> bool:
+        """Whether something below `size` was never written, or is zeros that the file system stores as that."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -338,6 +346,12 @@ class File(Protocol):
 
 class Filesystem(Protocol):
     """The directory calls a log needs. Paths are absolute or relative to the process's own directory."""
+
+    def hold(self, directory: Path) -> Callable[[], None]:
+        """Until the returned function is called, paths at and below `directory` are this very directory's, wherever it
+        is moved. Raises OSError.
+        """
+        ...
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
         """A plain file; see the module for what is refused. FileNotFoundError only if the name is free."""
@@ -394,13 +408,102 @@ class Filesystem(Protocol):
         ...
 
 
+class _Held:
+    """A directory's descriptor, closed with the last reference: no call goes on in another file of the same number."""
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd, self.users = fd, 0
+        self._inode = self._look()
+
+    @property
+    def is_open(self) -> bool:
+        """False if somebody has closed all descriptors of this process, as a daemon does when it starts."""
+        return self._look() == self._inode
+
+    def _look(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            if self.fd is not None:
+                found = os.fstat(self.fd)
+                return found.st_dev, found.st_ino
+        return None
+
+    def __del__(self) -> None:
+        if self.fd is not None and self.is_open:
+            os.close(self.fd)
+
+
+_BY_PATH = _Held(None)
+
+
+class _Place(NamedTuple):
+    """Where a path leads: a name, below a directory that is held. path: for people."""
+
+    name: str
+    held: _Held
+    path: Path
+
+    def open(self, flags: int, mode: int = 0o777) -> int:
+        """As os.open. Raises OSError with the path."""
+        try:
+            return os.open(self.name, flags | os.O_CLOEXEC, mode, dir_fd=self.held.fd)
+        except OSError as error:
+            raise _named(error, self.path) from error
+
+    def exists(self) -> bool:
+        """Raises OSError."""
+        try:
+            os.lstat(self.name, dir_fd=self.held.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def make(self) -> None:
+        """Make a directory; an existing one is fine. Raises OSError with the path."""
+        try:
+            os.mkdir(self.name, dir_fd=self.held.fd)
+        except OSError as error:
+            if not isinstance(error, FileExistsError) or not self.is_directory():
+                raise _named(error, self.path) from error
+        else:
+            if os.geteuid() == 0:
+                with self.opened() as fd:
+                    self.give_away(fd)
+
+    def is_directory(self) -> bool:
+        with suppress(OSError):
+            return stat.S_ISDIR(os.stat(self.name, dir_fd=self.held.fd).st_mode)
+        return False
+
+    def is_link(self) -> bool:
+        with suppress(OSError):
+            return stat.S_ISLNK(os.lstat(self.name, dir_fd=self.held.fd).st_mode)
+        return False
+
+    @contextmanager
+    def opened(self, flags: int = _DIRECTORY) -> Iterator[int]:
+        """A descriptor for the block: of a directory. Raises OSError with the path."""
+        fd = self.open(flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def give_away(self, fd: int) -> None:
+        """Give what root has just made there to the directory's owner. Raises OSError."""
+        above = os.stat(Path(self.name).parent, dir_fd=self.held.fd)
+        if above.st_uid and os.fstat(fd).st_uid == 0:
+            os.fchown(fd, above.st_uid, above.st_gid)
+
+
 class RealFile:
     """A file descriptor with pread and pwrite."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_inode", "_place", "path")
 
-    def __init__(self, fd: int, path: Path) -> None:
+    def __init__(self, fd: int, path: Path, place: _Place | None = None) -> None:
         self._fd, self.path = fd, path
+        self._place = _Place(str(path), _BY_PATH, path) if place is None else place
+        self._inode: tuple[int, int] | None = None  # its file system and number, once asked for
 
     def read_at(self, size: int, position: int) -> bytes:
         try:
@@ -431,6 +534,23 @@ class RealFile:
     def modified_ms(self) -> int:
         return os.fstat(self._fd).st_mtime_ns // 1_000_000
 
+    def named_size(self, *, by_path: bool = False) -> int | None:
+        name, held, path = self._place
+        try:
+            found = os.lstat(path) if by_path else os.lstat(name, dir_fd=held.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if self._inode is None:
+            own = os.fstat(self._fd)
+            self._inode = (own.st_dev, own.st_ino) if _numbers_last(self._fd) else (0, 0)
+        return found.st_size if self._inode in {(found.st_dev, found.st_ino), (0, 0)} else None
+
+    def has_hole(self, size: int) -> bool:
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_HOLE) < size
+        except OSError:  # ENXIO: the file is empty. EINVAL: the file system does not tell
+            return self.size() < size
+
     def truncate(self, size: int) -> None:
         try:
             os.ftruncate(self._fd, size)
@@ -460,6 +580,7 @@ class RealFile:
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self._place = self._place._replace(held=_BY_PATH)  # else its file system could not be unmounted
             os.close(fd)
 
 
@@ -468,8 +589,8 @@ class _LockFile(RealFile):
 
     __slots__ = ("shown",)
 
-    def __init__(self, fd: int, path: Path) -> None:
-        super().__init__(fd, path)
+    def __init__(self, fd: int, path: Path, place: _Place) -> None:
+        super().__init__(fd, path, place)
         self.shown = RealFile(-1, _shown(path))
 
     def close(self) -> None:
@@ -480,63 +601,106 @@ class _LockFile(RealFile):
 class RealFilesystem:
     """The operating system's, on POSIX."""
 
+    _held: dict[str, _Held]
+
+    def __new__(cls, *_given: object, **_named: object) -> Self:
+        """A subclass has its own arguments."""
+        made = super().__new__(cls)
+        made._held = {}
+        return made
+
+    def hold(self, directory: Path) -> Callable[[], None]:
+        held = self._held.get(str(directory))
+        if held is None or not held.is_open:
+            self._held.pop(str(directory), None)
+            held = self._held[str(directory)] = _Held(self._place(directory).open(_DIRECTORY))
+        held.users += 1
+        return partial(self._let_go, str(directory), held)
+
+    def _let_go(self, directory: str, held: _Held) -> None:
+        held.users -= 1
+        if not held.users and self._held.get(directory) is held:
+            del self._held[directory]
+
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
-        return RealFile(_open_plain(path, create=create, writable=writable), path)
+        place = self._place(path)
+        return RealFile(_open_plain(place, create=create, writable=writable), path, place)
 
     def list(self, directory: Path) -> list[str]:
-        return sorted(os.listdir(directory))
+        with self._place(directory).opened() as fd:
+            return sorted(os.listdir(fd))
 
     def exists(self, path: Path) -> bool:
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        return self._place(path).exists()
 
     def make_directory(self, path: Path) -> None:
-        if path.is_dir():
-            return
-        missing = [p for p in (path, *path.parents) if not p.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            self.sync_directory(made.parent)
+        missing: list[_Place] = []
+        for one in (path, *path.parents):
+            place = self._place(one)
+            if place.is_directory() or (missing and place.exists()):
+                break
+            missing.append(place)
+        for place in reversed(missing):
+            place.make()
+        for place in missing:
+            self.sync_directory(place.path.parent)
 
     def make_directories(self, paths: Iterable[Path]) -> None:
         parents: dict[Path, None] = {}
         for path in paths:
-            if not path.is_dir():
-                path.mkdir(exist_ok=True)
+            if not (place := self._place(path)).is_directory():
+                place.make()
                 parents[path.parent] = None
         for parent in parents:
             self.sync_directory(parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        if target.is_symlink():
+        old, new = self._place(source), self._place(target)
+        if new.is_link():
             raise OSError(errno.ELOOP, IS_LINK, str(target))
-        source.replace(target)
+        try:
+            os.replace(old.name, new.name, src_dir_fd=old.held.fd, dst_dir_fd=new.held.fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(source), None, str(target)) from error
 
     def remove(self, path: Path) -> None:
-        path.unlink()
+        place = self._place(path)
+        try:
+            os.unlink(place.name, dir_fd=place.held.fd)
+        except OSError as error:
+            raise _named(error, path) from error
 
     def sync_directory(self, directory: Path) -> None:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with self._place(directory).opened() as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
-    whole_sync = staticmethod(whole_sync)
-    watch = staticmethod(watch_directory)
-    witness = staticmethod(real_witness)
+    def whole_sync(self, directory: Path) -> WholeSync | None:
+        if not syncfs_says_errors():
+            return None
+        fd = self._place(directory).open(_DIRECTORY)
+        if _type_of(fd) not in _SYNCS_WHOLE:
+            os.close(fd)
+            return None
+        return _SyncFs(fd, directory)
+
+    def watch(self, directory: Path) -> Watch | None:
+        name, held, path = self._place(directory)
+        return watch_directory(path if held.fd is None else f"/proc/self/fd/{held.fd}/{name}")
+
+    def witness(self, path: Path) -> FileWitness | None:
+        with self._place(path).opened(os.O_RDONLY | os.O_NOFOLLOW) as fd:
+            return _witness(fd)
 
     def lock(self, path: Path) -> File:
-        file = _LockFile(_open_plain(path, create=True, writable=True), path)
+        place = self._place(path)
+        file = _LockFile(_open_plain(place, create=True, writable=True), path, place)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             pid = b"%d\n" % os.getpid()
             file.write_at(pid, 0)  # over the old one, whose block exists, so that it works on a full disk
             file.truncate(len(pid))
-            file.shown = RealFile(_open_plain(_shown(path), create=True, writable=True), _shown(path))
+            shown = self._place(_shown(path))
+            file.shown = RealFile(_open_plain(shown, create=True, writable=True), shown.path, shown)
             _record_lock(file.shown.fileno(), fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
         except BlockingIOError as error:
             text = file.read_at(32, 0).strip()
@@ -549,7 +713,7 @@ class RealFilesystem:
 
     def is_locked(self, path: Path) -> bool | None:
         try:
-            fd = _open_plain(_shown(path), create=False, writable=False)
+            fd = _open_plain(self._place(_shown(path)), create=False, writable=False)
         except FileNotFoundError:
             return False
         try:
@@ -559,7 +723,7 @@ class RealFilesystem:
         return None if found is None else found != fcntl.F_UNLCK
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
-        fd = _open_plain(path, create=writable, writable=writable)
+        fd = _open_plain(self._place(path), create=writable, writable=writable)
         try:
             if writable and os.fstat(fd).st_size < size:
                 os.posix_fallocate(fd, 0, size)
@@ -570,9 +734,20 @@ class RealFilesystem:
             os.close(fd)
 
     def usage(self, path: Path) -> DiskUsage:
-        found = os.statvfs(path)
+        with self._place(path).opened(os.O_RDONLY | os.O_NONBLOCK) as fd:
+            found = os.statvfs(fd)
         used_blocks = found.f_blocks - found.f_bfree
         return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)
+
+    def _place(self, path: Path) -> _Place:
+        text = str(path)
+        at = len(text) if self._held else 0
+        while at > 0:
+            held = self._held.get(text[:at])
+            if held is not None:
+                return _Place(text[at + 1 :] or ".", held, path)
+            at = text.rfind("/", 0, at)
+        return _Place(text, _BY_PATH, path)
 
 
 def _record_lock(fd: int, command: int, kind: int) -> int | None:
@@ -596,35 +771,38 @@ def mostly_hole(size: int, missing: int) -> str:
     return f"it claims {size} bytes, {missing} of which were never written"
 
 
-def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
+def _open_plain(place: _Place, *, create: bool, writable: bool) -> int:
     """A descriptor of a plain file; see the module for what is refused."""
     flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # for any kind of file: no wait, no controlling terminal
     flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
     try:
-        fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        fd = place.open(flags | (os.O_CREAT if create else 0), 0o644)
     except OSError as error:
-        _raise_in_words(error, path)
+        _raise_in_words(error, place)
         raise  # not from itself: a cycle would keep every frame, and so the caller's objects, until the collector runs
     try:
+        if create and os.geteuid() == 0:
+            place.give_away(fd)
         why = _no_plain_file(fd, writable=writable)
     except BaseException:
         os.close(fd)
         raise
     if why is not None:
         os.close(fd)
-        raise OSError(*why, str(path))
+        raise OSError(*why, str(place.path))
     return fd
 
 
-def _raise_in_words(error: OSError, path: Path) -> None:
+def _raise_in_words(error: OSError, place: _Place) -> None:
     """Raise another error if the system's does not tell what is under the name; else return, to raise the original."""
-    if error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
+    path = str(place.path)
+    if error.errno in {errno.ENOENT, errno.ELOOP} and place.is_link():
         why = LEADS_NOWHERE if error.errno == errno.ENOENT else IS_LINK
-        raise OSError(errno.ELOOP, why, str(path)) from error
+        raise OSError(errno.ELOOP, why, path) from error
     if error.errno == errno.EISDIR:
-        raise OSError(errno.EISDIR, IS_DIRECTORY, str(path)) from error
+        raise OSError(errno.EISDIR, IS_DIRECTORY, path) from error
     if error.errno == errno.ENXIO:  # a socket, or a device without a driver
-        raise OSError(errno.EINVAL, IS_NO_FILE, str(path)) from error
+        raise OSError(errno.EINVAL, IS_NO_FILE, path) from error
 
 
 def _no_plain_file(fd: int, *, writable: bool) -> tuple[int, str] | None:

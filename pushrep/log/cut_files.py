@@ -36,6 +36,7 @@ from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     MOVING_SUFFIX,
     PART_SUFFIX,
+    REPAIR_SUFFIX,
     SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
     free_name,
@@ -112,6 +113,14 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
     filesystem.rename(part, target)
     filesystem.sync_directory(path.parent)
     return target.name
+
+
+def put_back(filesystem: Filesystem, path: Path, file: File) -> None:
+    """Write the bytes of `file`, whose name was taken from it, under its name `path` again, durably. Raises OSError."""
+    part = path.with_name(path.name + REPAIR_SUFFIX)
+    _copy(filesystem, part, file, 0, file.size())
+    filesystem.rename(part, path)
+    filesystem.sync_directory(path.parent)
 
 
 def _copy(filesystem: Filesystem, target: Path, file: File, position: int, end: int) -> None:

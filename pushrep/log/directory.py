@@ -87,6 +87,7 @@ from pushrep.log.directory_files import (
     BadLogFile,
     CheckpointFile,
     CleanLog,
+    DirectoryLock,
     compacted_logs,
     decode_checkpoint,
     encode_partition_metadata,
@@ -98,7 +99,6 @@ from pushrep.log.directory_files import (
     read_clean_marker,
     remove_clean_marker,
     segment_path,
-    take_lock,
     write_checkpoint,
     write_clean_marker,
 )
@@ -277,12 +277,13 @@ class LogDirectory:
         self._write_took_ms = 0
         self._refused, self._again_ms = 0, 0  # writes that failed in a row, and when the next is due
         self._shared_ms = _SOON_MS  # how old the files may be at the next background write
-        self._lock_file = take_lock(path, filesystem)
+        self._moved_ms: int | None = None
+        self._directory_lock = DirectoryLock(path, filesystem)
         try:
             self.directory_id, self.copy_verdict = self._find_id()
             self._load()
         except BaseException:
-            self._lock_file.close()
+            self._directory_lock.close()
             raise
         self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
         self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None, clock)
@@ -379,7 +380,7 @@ class LogDirectory:
             finally:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
-                self._lock_file.close()
+                self._directory_lock.close()
                 del self._published  # while the mapping is there, the disk can't be unmounted
 
     def ahead_bytes_max(self) -> int:
@@ -437,6 +438,7 @@ class LogDirectory:
                 raise
             self._refused = self._again_ms = 0
             if changed:
+                self.moved_ms()
                 self._written_ms = self.clock.monotonic_ms()
                 self._write_took_ms = self._written_ms - began_ms
             return True
@@ -486,13 +488,21 @@ class LogDirectory:
 
     def holds_lock(self) -> bool:
         """Whether the lock's descriptor is still open; a process that closed all of them (a daemon) has lost it."""
-        try:
-            self._lock_file.size()
-        except OSError:
-            self.references = 0  # callers that still have this instance get LogClosed
-            self._stop_background()
-            return False
-        return True
+        if self._directory_lock.is_open:
+            return True
+        self.references = 0  # callers that still have this instance get LogClosed
+        self._stop_background()
+        return False
+
+    def moved_ms(self) -> int | None:
+        """Since when (wall clock) the directory's path leads elsewhere, as far as was seen; None: it leads here."""
+        with suppress(OSError):  # can't be told now
+            if self._directory_lock.is_in_place:
+                self._moved_ms = None
+            elif self._moved_ms is None:
+                self._moved_ms = self.clock.wall_ms()
+                _LOG.error("%s leads to another directory now: this process goes on in its own, moved one", self.path)
+        return self._moved_ms
 
     def _stop_background(self) -> None:
         self.scrub.end()
@@ -505,7 +515,7 @@ class LogDirectory:
         Closing a descriptor that the parent has, too, does not unlock; nothing is written.
         """
         self.forked = True
-        self._lock_file.close()
+        self._directory_lock.close()
 
     @property
     def is_unsettled_copy(self) -> bool:
@@ -658,11 +668,14 @@ class DirectoryView:
         self._directory, self._entry = directory, entry
         self.cuts = entry.cuts
         """How often records that may have been read were taken off its end; it rises before the files change."""
+        self._flushed_offset = 0
         self._closed = False
 
-    def look_again(self) -> None:
-        """Its log, stopped by a failure, is about to be recovered in place: as after a kill of this process."""
-        self.clean, self.published_before = None, self._entry.state()
+    def look_again(self, flushed_offset: int) -> None:
+        """Its log, stopped by a failure, is about to be recovered in place: as after a kill of this process, but what
+        is on disk is known.
+        """
+        self.clean, self.published_before, self._flushed_offset = None, self._entry.state(), flushed_offset
         self.seen_to = seen_to(self.published_before, None, self.recovery_point)
 
     @property
@@ -678,9 +691,10 @@ class DirectoryView:
         directory it is about the original: the two were not copied at one moment.
         """
         published = None if self.is_copy else self.published_before
-        if published is None:
+        if published is None and not self._flushed_offset:
             return self.recovery_point
-        return max(self.recovery_point or 0, published.flushed_offset)
+        flushed_offset = 0 if published is None else published.flushed_offset
+        return max(self.recovery_point or 0, flushed_offset, self._flushed_offset)
 
     @property
     def known_watermark(self) -> int:

@@ -79,7 +79,7 @@ Kafka reads only the first two lines (`PartitionMetadataFile`). A file without t
 after the id.
 A bad file is an error, and never counts as absent: with a new id every record would look new to the filter.
 
-`take_lock`: the lock of a directory of logs: one writer, by flock on `.lock`, which holds its pid and is never removed.
+`DirectoryLock`: of a directory of logs: one writer, by flock on `.lock`, which holds its pid and is never removed.
 """
 
 import base64
@@ -89,6 +89,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -102,7 +103,6 @@ from filtering.errors import PARTITION_BITS, SLOT_BIT, shown_partition
 from pushrep.env import (
     REAL_FILESYSTEM,
     SYSTEM_CLOCK,
-    File,
     Filesystem,
     LockHeld,
     put_in_place,
@@ -531,11 +531,44 @@ LOCK_NAME = ".lock"
 # Kafka locks a file of this name with a record lock, which flock does not see: no broker may run on this directory.
 
 
-def take_lock(path: Path, filesystem: Filesystem) -> File:
-    """The lock of the directory at `path`, which is made if it is missing. Raises LogLocked, NotALog."""
+class DirectoryLock:
+    """The lock of the directory at `path`, which is made if it is missing, and held: until `close` its path leads to
+    this very directory. Raises LogLocked, NotALog.
+    """
+
+    def __init__(self, path: Path, filesystem: Filesystem) -> None:
+        with _in_words(path):
+            filesystem.make_directory(path)
+            with ExitStack() as undone:
+                self._let_go = undone.callback(filesystem.hold(path))
+                self._file = filesystem.lock(path / LOCK_NAME)
+                undone.pop_all()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process still has its descriptor."""
+        try:
+            self._file.size()
+        except OSError:
+            return False
+        return True
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether others find this lock at the directory's path. Raises OSError."""
+        return self._file.named_size(by_path=True) is not None
+
+    def close(self) -> None:
+        """Free the lock; a second call does nothing."""
+        self._file.close()
+        self._let_go()
+        self._let_go = lambda: None
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
     try:
-        filesystem.make_directory(path)
-        return filesystem.lock(path / LOCK_NAME)
+        yield
     except LockHeld as error:
         raise LogLocked(path, error.pid) from error
     except (FileExistsError, NotADirectoryError) as error:

@@ -110,17 +110,28 @@ class LogDamaged(PushrepError):
 
 
 class LogPoisoned(PushrepError):
-    """A sync failed, so written records may be lost: close the log and open it again.
+    """A sync failed, or the file is another's (`cause` is FileRemoved), so written records may be lost: close the log
+    and open it again.
 
     A second fsync may succeed over lost pages (Rebello et al., USENIX ATC 2020); only recovery may judge.
     """
 
     def __init__(self, directory: Path, cause: BaseException) -> None:
-        super().__init__(
-            f"{directory} is poisoned by a failed write to disk ({str(cause) or repr(cause)}): close it and open it "
-            "again"
-        )
+        super().__init__(f"{directory} is poisoned ({str(cause) or repr(cause)}): close it and open it again")
         self.directory, self.cause = directory, cause
+
+
+class FileRemoved(PushrepError):
+    """Another program removed, renamed, replaced or cut the newest file of a log; it is the `cause` of LogPoisoned.
+
+    Nothing was acknowledged since the file was last seen in place. Find the program (a clean-up job, logrotate), and
+    keep it away from the log's directory. `found_bytes`: the size under the name, None if that is no file or another.
+    """
+
+    def __init__(self, path: Path, expected_bytes: int, found_bytes: int | None) -> None:
+        what = "was removed or replaced" if found_bytes is None else f"has {found_bytes} bytes, not {expected_bytes}"
+        super().__init__(f"{path} {what}: another program has changed a file that only its writer may change")
+        self.path, self.expected_bytes, self.found_bytes = path, expected_bytes, found_bytes
 
 
 _REMEDIES = {

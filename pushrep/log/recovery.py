@@ -295,8 +295,11 @@ class Recovery:
         log_id: UUID | None = None,
         epochs: LeaderEpochs | None = None,
         repairable_below: int = 0,
+        is_suspect: bool = False,
     ) -> None:
-        """repairable_below: sealed segments that end there or before may stay damaged, as other members have them.
+        """is_suspect: another program has changed the newest segment, so it is scanned from its first batch on.
+
+        repairable_below: sealed segments that end there or before may stay damaged, as other members have them.
 
         epochs: the stored list. It has an epoch on disk before the first batch of it is written, so a batch of an epoch
         that it lacks is damaged. In a copy of a directory the list may be older than the batches, and is not used.
@@ -304,7 +307,7 @@ class Recovery:
         self._kept_epochs = None if is_copy else epochs
         self._log_id, self._repairable_below = log_id, repairable_below
         self._damaged: list[ScrubFinding] = []
-        self._is_copy = is_copy
+        self._is_copy, self._is_suspect = is_copy, is_suspect
         self._filesystem, self._directory, self._config = filesystem, directory, config
         self._clock, self._progress = clock, progress
         self._started_ms = clock.monotonic_ms()
@@ -350,6 +353,8 @@ class Recovery:
             )
         plan = self._plan(bases, recovery_point, clean)
         if plan.opening is Opening.ABNORMAL:
+            if self._is_suspect:
+                plan = replace(plan, start_offset=bases[plan.first])
             bases = self._without_empty_newest(bases, plan)
             self._unsettled = bases[plan.first :]
         elif clean is not None:
@@ -402,8 +407,9 @@ class Recovery:
         return file_size(self._filesystem, segment_path(self._directory, base)) or 0
 
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
-        """Remove an empty newest file, left by a roll that was not finished."""
-        if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
+        """Remove an empty newest file, left by a roll that was not finished: never one that had records on disk."""
+        is_begun = len(bases) > 1 and plan.first < len(bases) - 1 and bases[-1] >= plan.recovery_point
+        if is_begun and self._size(bases[-1]) == 0:
             move_aside(self._filesystem, self._directory, bases[-1:])
             return bases[:-1]
         return bases

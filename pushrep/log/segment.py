@@ -7,6 +7,8 @@
     .timeindex   | time i64 | rel i32 |   time = the greatest so far, rel = last offset of the batch that has it
 
 Invariant: every batch before a time entry's has timestamps of at most its time.
+Another program may remove, replace or cut the file. `check_file` looks after each sync, before the first write since,
+and before a write that reaches its end: before each write into the page cache it would cost a third of a small append.
 Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments judges them in the tests).
 
 How new is the newest record of a sealed segment? Its time index says it, checked against the batches:
@@ -31,7 +33,7 @@ from uuid import UUID
 from pushrep.env import SYSTEM_CLOCK, File, Filesystem, file_size
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
-from pushrep.log.errors import CorruptBatch
+from pushrep.log.errors import CorruptBatch, FileRemoved
 from pushrep.log.indexes import IndexFile, IndexMark
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.walk import (
@@ -114,7 +116,7 @@ class Segment:
         self.wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
         """The wall clock, which counts for batches without a time that can be believed."""
         self._file: File | None = None
-        self._allocated = 0
+        self._file_bytes: int | None = None  # as this object made it; None: not opened yet
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self._tail = _Tail(0, base_offset)
@@ -131,6 +133,7 @@ class Segment:
         try:
             remove_seals(filesystem, directory, [base_offset])
             segment._file = filesystem.open(segment.path, create=True)
+            segment._file_bytes = segment._file.size()
             for index in (segment.index, segment.time_index):
                 if len(index):  # left by an earlier segment of this name that was cut off
                     index.keep(0)
@@ -170,11 +173,51 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The .log file, opened when it is first needed."""
+        """The .log file, opened when it is first needed. Raises FileRemoved, OSError."""
         if self._file is None:
-            self._file = self._filesystem.open(self.path)
-            self._allocated = self._file.size()
+            try:
+                self._file = self._filesystem.open(self.path)
+            except FileNotFoundError as error:
+                if self._file_bytes is None:
+                    raise
+                raise FileRemoved(self.path, self._file_bytes, None) from error
+            if self._file_bytes is None:
+                self._file_bytes = self._file.size()
         return self._file
+
+    @property
+    def lost_file(self) -> File | None:
+        """The open file with all of its bytes, if its name leads elsewhere."""
+        file = self._file
+        is_lost = file is not None and file.named_size() is None and file.size() == self._file_bytes
+        return file if is_lost else None
+
+    def check_file(self) -> None:
+        """Raise FileRemoved unless the name leads to the open file, and it is as long as this object made it.
+
+        Also for a file that is opened again. Raises OSError.
+        """
+        found = self.file.named_size()
+        if found is None or found != self._file_bytes:
+            raise FileRemoved(self.path, self._file_bytes or 0, found)
+
+    def check_written(self) -> None:
+        """`check_file` for the file in its final form, on disk; if it has holes, its batches are read back, and the
+        seal is computed from them. Raises FileRemoved, OSError.
+
+        A cut by another program, and a write behind it, leave the size that it had, and a hole.
+        """
+        self.check_file()
+        if not self.file.has_hole(self.size_bytes):
+            return
+        headers = HeadersCrc()
+        for step in scan_vectorised(self.file, self._all):
+            if isinstance(step, BatchRun):
+                headers.add_run(step)
+            elif not isinstance(step, CleanEnd) or step.next_offset != self.next_offset:
+                raise FileRemoved(self.path, self.size_bytes, step.position)
+        if self._headers is not None:
+            self._headers, self._pending_headers = headers, headers.pending
 
     def has_room(self, header: BatchHeader) -> bool:
         """Whether a batch still fits into this segment, by size, by time and by the 32 bits of index entries."""
@@ -210,15 +253,19 @@ class Segment:
             self.write()
 
     def write(self) -> None:
-        """Write pending batches to the file. Raises OSError; the caller then calls `rewind`."""
+        """Write pending batches to the file. Raises FileRemoved, OSError; the caller then calls `rewind`."""
         if not self._unwritten:
             return
         data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
         self._unwritten.clear()
         file, end = self.file, self._tail.size_bytes
-        if self._config.preallocate_bytes and end > self._allocated:
-            self._allocate(file, end)
+        if reaches_end := end >= (self._file_bytes or 0):
+            self.check_file()  # a file that was cut would get the size that it had
+            if self._config.preallocate_bytes and end > (self._file_bytes or 0):
+                self._allocate(file, end)
         file.write_at(data, end - len(data))
+        if reaches_end:
+            self._file_bytes = max(end, self._file_bytes or 0)
 
     def index_batch(self, position: int, header: BatchHeader) -> None:
         """Add the batch at `position` to the segment's end, newest time and index entries."""
@@ -295,9 +342,10 @@ class Segment:
         self._tail = mark.tail.copy()
 
     def cut_back(self) -> None:
-        """Cut the file at the segment's end; the caller syncs it. Raises OSError."""
-        self.file.truncate(self._tail.size_bytes)
-        self._allocated = self._tail.size_bytes
+        """Cut the file at the segment's end; never grow it. The caller syncs it. Raises OSError."""
+        if self.file.size() >= self._tail.size_bytes:
+            self.file.truncate(self._tail.size_bytes)
+        self._file_bytes = self._tail.size_bytes
 
     def walk(
         self,
@@ -375,13 +423,14 @@ class Segment:
         """Cut off the space allocated ahead. Raises OSError."""
         if self.file.size() > self._tail.size_bytes:
             self.file.truncate(self._tail.size_bytes)
-        self._allocated = self._tail.size_bytes
+        self._file_bytes = self._tail.size_bytes
 
     def finish(self) -> None:
         """Give the files their final form: no space allocated ahead, every entry and the last time in the indexes.
 
-        Raises OSError; then nothing is lost, and it can be repeated.
+        Raises FileRemoved; OSError: then nothing is lost, and it can be repeated.
         """
+        self.check_file()  # before its size changes
         self.trim()
         self.index_time()
         self.write_indexes()
@@ -418,7 +467,7 @@ class Segment:
         remove_seals(self._filesystem, self.path.parent, [self.base_offset])
         self.file.truncate(position)
         self.file.sync()
-        self._allocated = position
+        self._file_bytes = position
         # From a batch that stays: `locate` has checked the ones after it, but none before.
         for _ in self.walk(0, None, next_offset - 1):
             pass
@@ -442,9 +491,9 @@ class Segment:
         wanted = min(end + ahead, max(end, self._config.segment_bytes))
         try:
             file.allocate(wanted)
-            self._allocated = wanted
-        except OSError:
-            self._allocated = end  # on a nearly full disk the batch itself may still fit
+            self._file_bytes = wanted
+        except OSError:  # on a nearly full disk the batch itself may still fit
+            self._file_bytes = file.size()
 
 
 def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, what to call for a bad index

@@ -56,7 +56,9 @@ from pushrep.log.directory_files import (
 from pushrep.log.disk import DiskLevel, DiskStatus, DiskWatch, ManyFiles, above_limit, run_beside_each_other
 from pushrep.log.errors import (
     BelowHighWatermark,
+    CorruptLog,
     CorruptPartitionMetadata,
+    FileRemoved,
     LogPoisoned,
     NotALog,
     OffsetOutOfRange,
@@ -92,7 +94,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """The arguments of SegmentLog.open."""
+    """The arguments of SegmentLog.open. is_suspect: as in Recovery."""
 
     derived: Sequence[DerivedStore] = ()
     holders: Mapping[str, NeededFrom] | None = None
@@ -100,6 +102,7 @@ class Attached:
     log_id: UUID | None = None
     has_replicas: bool = False
     lost: "_Lost | None" = None
+    is_suspect: bool = False
 
 
 class OpenedLog(NamedTuple):
@@ -263,6 +266,7 @@ def _load(
             log_id=log_id,
             epochs=kept_epochs,
             repairable_below=_repairable_below(derived, attached, kept_epochs),
+            is_suspect=attached.is_suspect,
         )
         recovered = recovery.run(
             view.known_on_disk,
@@ -419,6 +423,9 @@ class SegmentLog(ClosedAtExit):
         """Open the log again in place after a failure has stopped it, as after a crash: it ends where recovery finds
         its end, never below `flushed_offset`. Readers, holders and leases stay. Else does nothing.
 
+        A newest file that was removed or renamed is written back first, from the descriptor that is still open. If it
+        was cut, the log is damaged from there on.
+
         Nobody may append or flush meanwhile. Raises what `open` raises of the files (LogPoisoned, OSError, CorruptLog):
         it is still stopped then.
         """
@@ -427,10 +434,12 @@ class SegmentLog(ClosedAtExit):
             return
 
         def recover() -> tuple[Recovered, LeaderEpochs, int | None, bool]:
+            if not context.filesystem.exists(self.path):  # a new log, of another id, would be made there
+                raise CorruptLog(self.path, (self.path.name,), "the directory is gone")
             held = writer.high_watermark
-            context.view.look_again()
+            context.view.look_again(writer.flushed_offset)
             known = lost and _Lost(self._directory, self.path.name, lost.on_lost, held)
-            again = replace(attached, lost=known)
+            again = replace(attached, lost=known, is_suspect=isinstance(writer.stopped_by, FileRemoved))
             loaded = context.view.reserve.call(lambda: load_log(context, self._derived, again))
             self.recovery = loaded.recovered.report
             return loaded.recovered, loaded.epochs, loaded.watermark, loaded.is_unlisted
@@ -456,6 +465,10 @@ class SegmentLog(ClosedAtExit):
         reads to the log end. Raises InvalidLogName, NotALog.
         """
         return LogReader(directory, isolation=isolation, filesystem=filesystem)
+
+    def moved_ms(self) -> int | None:
+        """See LogDirectory.moved_ms."""
+        return self._directory.moved_ms()
 
     def state(self) -> WriterState:
         """The offsets and epochs at one moment."""
@@ -924,10 +937,12 @@ class RecoveryStatus(NamedTuple):
 
 
 class LogsStatus(NamedTuple):
-    """The logs of one outbox in one directory. syncs: of their segments."""
+    """The logs of one outbox in one directory. moved_ms: since when its path leads elsewhere. syncs: of segments."""
 
     outbox_id: str
     topic: str
+    directory: str
+    moved_ms: int | None
     disk: DiskStatus
     scrub: ScrubStatus
     recovery: RecoveryStatus
@@ -943,6 +958,8 @@ def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
     return LogsStatus(
         outbox_id,
         logs[0].topic,
+        str(logs[0].path.parent),
+        logs[0].moved_ms(),
         disk.status(),
         logs[0].scrub.status,
         RecoveryStatus(
@@ -969,6 +986,9 @@ def logs_problems(logs: Iterable[LogsStatus], blocks: Blocks | None = None) -> I
         elif disk.level >= DiskLevel.PRESSED:
             yield Problem("disk_filling", f"disk {disk.mount}", used, disk.since_ms, argument=place)
     for one, place in zip(logs, places, strict=True):
+        if one.moved_ms is not None:
+            why = "another directory is at its path: its process goes on in the one that was moved"
+            yield Problem("directory_moved", f"directory {one.directory}", why, one.moved_ms, argument=place)
         for finding in one.scrub.findings:
             why = f"damaged from offset {finding.offset} on: {finding.reason}"
             subject, log = f"{finding.log}/{finding.segment}", f"{place} {finding.log}"

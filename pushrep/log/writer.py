@@ -32,23 +32,25 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from threading import get_ident
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.env import Clock, File, Filesystem
+from pushrep.env import Clock, File, Filesystem, file_size
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.config import AppendResult, LogConfig
-from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail, remove_segments
+from pushrep.log.cut_files import TailBackup, keep_range, move_aside, put_back, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, write_leader_epochs
 from pushrep.log.disk import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
     AppendFailed,
+    FileRemoved,
     LogClosed,
     LogDamaged,
     LogEndMoved,
@@ -180,6 +182,7 @@ class LogWriter:
                 return
             if self._has_leftover:
                 self._remove_leftover()  # recovery would take it for records
+            self._put_back()
             for segment in (*self._retired, self._active):
                 segment.close()
             self._retired.clear()
@@ -400,10 +403,11 @@ class LogWriter:
                 with self._leader.held(), self._lock:
                     self._remove_leftover()
             self.flush()
-            if self._changed:
-                with self._leader.held():
-                    self._context.view.reserve.call(self._active.finish)  # so that index entries fit on a full disk
+            with self._leader.held():
+                if self._changed:  # from the reserve, so that index entries fit on a full disk
+                    self._check(partial(self._context.view.reserve.call, self._active.finish))
                     self._active.sync()
+                self._check(self._active.check_written if self._changed else self._active.check_file)
             # Also for a log that only recovery changed, whose checkpoints are older than the kill. Ten thousand logs
             # that close share a few writes; the directory writes the last ones.
             self.checkpoint(min(ACKNOWLEDGED_MS, self._config.flush_ms))
@@ -411,6 +415,8 @@ class LogWriter:
         finally:
             self._ended = True
             self._leader.notify()
+            with suppress(OSError):
+                self._put_back()
             self._active.close()
             self._context.view.open_files.forget(self)
 
@@ -502,6 +508,8 @@ class LogWriter:
         epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max, segment.wall_ms = self._ahead_bytes_max, self._wall_ms
         try:
+            if not self._unflushed_bytes:  # once for all that the next sync, which looks again, brings to disk
+                segment.check_file()
             if self._is_unlisted:
                 self._write_epochs(self._epochs)
             for batch in batches:
@@ -513,6 +521,8 @@ class LogWriter:
                 size_bytes += len(batch.data)
             self._active.write()
         except BaseException as error:
+            if isinstance(error, FileRemoved):
+                self._poison_by(error)
             if self._poison is not None:
                 raise LogPoisoned(self.path, self._poison) from error
             self._take_back(segment, mark, bases)
@@ -571,14 +581,31 @@ class LogWriter:
                 raise
             self._poison_by(error)
 
+    def _check(self, check: Callable[[], None]) -> None:
+        """Call a check of the newest segment's file; if that is not the log's own any more, the log is poisoned."""
+        try:
+            check()
+        except FileRemoved as error:
+            self._poison_by(error)
+
+    def _put_back(self) -> None:
+        """If the newest file's name was taken from it, write it there again: nothing of it is lost while it is open.
+        Raises OSError.
+        """
+        segment, filesystem = self._active, self._context.filesystem
+        file = segment.lost_file if isinstance(self._poison, FileRemoved) else None
+        if file is not None and filesystem.exists(self.path) and not file_size(filesystem, segment.path):
+            _LOG.warning("%s was removed by another program: it is written there again", segment.path)
+            put_back(filesystem, segment.path, file)
+
     def _poison_by(self, error: BaseException) -> None:
-        """A failed sync, or a change that was left half done: the log has to be opened again. Raises LogPoisoned for
-        an OSError.
+        """A failed sync, a change that was left half done, or a file that is another: the log has to be opened again.
+        Raises LogPoisoned for an OSError and for FileRemoved.
         """
         if self._poison is None:
             self._poison = error
             self.on_stopped(error)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | FileRemoved):
             raise LogPoisoned(self.path, error) from error
 
     def _roll(self) -> None:
@@ -587,6 +614,7 @@ class LogWriter:
         old.write()
         old.finish()
         self._sync_file(old.file)
+        old.check_written()
         old.sync_written_indexes()
         self._has_new_names = True  # until the new segment is there
         is_sealed = self._seal(old)
@@ -630,6 +658,12 @@ class LogWriter:
             file = segment.file
         self._sync_file(file)
         with self._lock:
+            try:
+                # Else a roll has checked it, or what a refused append has left is behind its end.
+                if segment is self._active and not self._has_leftover:
+                    self._check(segment.check_file)
+            except OSError as error:
+                self._poison_by(error)
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)
             self._publish(flushed_offset)

@@ -190,6 +190,7 @@ class ControlServer(ClosedAtExit):
         self._open: dict[socket.socket, threading.Thread] = {}
         self._stopping = threading.Event()
         self._listener = _listen_in(self.directory)
+        self._inode = (self.directory / SOCKET_NAME).lstat().st_ino
         self._listener.setblocking(False)
         refuse_in_forks(self)
         self._acceptor = _ACCEPTORS.acquire(None, _Acceptor)
@@ -202,7 +203,10 @@ class ControlServer(ClosedAtExit):
                 return
             self._stopping.set()
         with suppress(OSError):
-            (self.directory / SOCKET_NAME).unlink()
+            if (
+                self.directory / SOCKET_NAME
+            ).lstat().st_ino == self._inode:  # else that of another, at a moved one's path
+                (self.directory / SOCKET_NAME).unlink()
         self._acceptor.remove(self._listener)
         _ACCEPTORS.release(self._acceptor)
         self._listener.close()

@@ -41,7 +41,7 @@ from uuid import UUID
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import take_lock
+from pushrep.log.directory_files import DirectoryLock
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     CopyVerdict,
@@ -181,7 +181,7 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
     directory = Path(directory)
     if not filesystem.exists(directory):
         raise CommandRefused(f"{directory}: there is no such directory")
-    lock = take_lock(directory, filesystem)
+    lock = DirectoryLock(directory, filesystem)
     try:
         found, verdict = read_directory_id(directory, filesystem)
         if found is None:

@@ -225,7 +225,7 @@ class Outbox:
         has the PID epoch.
         """
         try:
-            identity = leap_epoch(filesystem, self.directory, self.identity, why)
+            identity = leap_epoch(filesystem, self.facts.logs[0].path.parent, self.identity, why)
         except OSError as error:
             _LOG.error("%s: another PID can't be written down: %s", self.directory, error)
             return

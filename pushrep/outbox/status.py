@@ -297,9 +297,9 @@ class OutboxStatus(ClosedOutbox):
     in_sync_min: members in the smallest in-sync set, the leader counted. damaged: partitions whose log lost records
     that were on disk; damaged_since_ms: when their opening found that. stopped: logs that refused the last append.
     takes_appends: whether a partition takes some. refused_ms: since when (wall clock) too few members are in sync, or
-    this one does not lead; None: it is not so. late: partitions whose records wait for longer than PAUSE_MS. scrub:
-    what the reading of sealed segments in the background has found. certificates: by what they are for ("replicas",
-    "kafka", "health").
+    this one does not lead; None: it is not so. moved_ms: since when its directory's path leads elsewhere. late:
+    partitions whose records wait for longer than PAUSE_MS. scrub: what the reading of sealed segments in the background
+    has found. certificates: by what they are for ("replicas", "kafka", "health").
     """
 
     state: LeadingState
@@ -318,6 +318,7 @@ class OutboxStatus(ClosedOutbox):
     takes_appends: bool
     refused_ms: int | None
     late: "tuple[LateRecords, ...]"
+    moved_ms: int | None
     disk: DiskStatus
     scrub: ScrubStatus
     recovery: RecoveryStatus
@@ -356,7 +357,8 @@ class OutboxStatus(ClosedOutbox):
     @property
     def outboxes(self) -> tuple[LogsStatus]:
         """Its logs, together."""
-        return (LogsStatus(self.outbox_id, self.topic, self.disk, self.scrub, self.recovery, self.syncs, self.held),)
+        known = (self.outbox_id, self.topic, self.directory, self.moved_ms)
+        return (LogsStatus(*known, self.disk, self.scrub, self.recovery, self.syncs, self.held),)
 
     def _append_problems(self) -> Iterator[Problem]:
         refuses = self.state in {LeadingState.RESIGNED, LeadingState.FAILED}
@@ -568,6 +570,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         and any(one not in damaged and _takes_appends(facts, one, now_ms) for one in own),
         refused_ms=now_ms - max(refused_ms) if refused_ms else None,
         late=tuple(_late(facts, now_ms)),
+        moved_ms=shared.moved_ms,
         disk=shared.disk,
         scrub=shared.scrub,
         recovery=shared.recovery,

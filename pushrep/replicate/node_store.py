@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from filtering.closing import closed_on_error
 from pushrep.election.follower import ReplicaSession
 from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
@@ -519,12 +518,14 @@ class NodeStore:
         self.data, self.settings, self.filesystem, self.clock = data, settings, filesystem, clock
         self.started_ms = clock.monotonic_ms()
         filesystem.make_directory(data)
-        try:
-            self._lock_file = filesystem.lock(data / _LOCK_NAME)
-        except LockHeld as error:
-            raise NodeInUse(data, error.pid) from error
-        with closed_on_error(self._lock_file):
+        with ExitStack() as undone:
+            undone.callback(filesystem.hold(data))
+            try:
+                undone.callback(filesystem.lock(data / _LOCK_NAME).close)
+            except LockHeld as error:
+                raise NodeInUse(data, error.pid) from error
             self.replica_epoch = raise_replica_epoch(data, filesystem, clock)
+            self._release = undone.pop_all().close
         self.on_change: Callable[[TopicIdPartition], None] = lambda _tp: None
         """Called in any thread when readers of a log may see something new. It must not wait."""
         # A simulated clock gets no threads, so that a run is repeatable.
@@ -614,4 +615,4 @@ class NodeStore:
             kept.close()
         if self._threads is not None:
             release_disk_threads(self._threads)
-        self._lock_file.close()
+        self._release()

@@ -137,6 +137,12 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             "A member that answers repairs it. Without one, list the damaged offsets.",
             "pushrep log verify {at}{argument}",
         ),
+        "directory_moved": ProblemKind(
+            Blocks.NOTHING,
+            "A process's directory was moved or replaced: it goes on in its own files, not in those at the path now.",
+            "Stop that process, and decide which of the directories goes on. Never merge their files.",
+            "pushrep status {at}",
+        ),
         "replica_away": ProblemKind(
             Blocks.REPLICATION,
             "No session with a member can begin, its log is damaged, or its joining was left. The others go on.",

@@ -34,6 +34,24 @@ FAULTS = (
         "test_log_shortages: test_a_moment_without_descriptors_stops_no_partition",
     ),
     Fault(
+        "another program removes, renames, replaces or cuts a log's newest file",
+        "appends to that partition; nothing is acknowledged into the other file",
+        "the other partitions",
+        "the log is opened again by itself, and what is still open is written back; what was cut is damage",
+        "test_log_still_mine: test_faults_f2_no_append_is_acknowledged_into_a_file_that_is_another "
+        "test_faults_f2_what_is_still_open_is_written_back_and_the_log_goes_on "
+        "test_faults_f2_what_was_cut_is_said_to_be_gone",
+    ),
+    Fault(
+        "the directory is moved, and another one made at its path",
+        "nothing; it is a problem",
+        "everything, in the moved directory; the other one is not touched",
+        "the process's end, or the directory's return",
+        "test_log_still_mine: "
+        "test_faults_f1_a_moved_directory_keeps_its_own_files_and_the_new_one_is_not_touched "
+        "test_faults_f1_an_outbox_goes_on_in_its_moved_directory_and_says_so",
+    ),
+    Fault(
         "the disk hangs",
         "receipts of that disk's partitions",
         "appends, until `buffer_bytes` are waiting",

@@ -316,8 +316,8 @@ def test_who_promotes_waits_for_a_process_that_is_just_ending(members, monkeypat
     with members.lead() as outbox:
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
     with members.let_go(1) as (directory, _):
-        holder = "from pushrep.log.directory_files import take_lock; from pushrep.env import REAL_FILESYSTEM as r; \
-import sys, time, pathlib; kept = take_lock(pathlib.Path(sys.argv[1]), r); print('held', flush=True); time.sleep(0.3)"
+        holder = "from pushrep.log.directory_files import DirectoryLock; from pushrep.env import REAL_FILESYSTEM as r; \
+import sys, time, pathlib; it = DirectoryLock(pathlib.Path(sys.argv[1]), r); print('held', flush=True); time.sleep(0.3)"
         with subprocess.Popen([sys.executable, "-c", holder, str(directory)], stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"held\n"
             assert promote(directory, push=QUICK, timeout_s=WAIT_S).grant.leader == 1

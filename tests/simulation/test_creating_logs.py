@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from pushrep.env import RealFilesystem
-from pushrep.env.filesystem import syncfs_says_errors, whole_sync
+from pushrep.env.filesystem import REAL_FILESYSTEM, syncfs_says_errors
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
@@ -205,8 +205,10 @@ def test_thousands_that_are_made_and_led_take_five_syncs_together_where_a_file_s
 
 
 def test_a_file_system_is_synced_whole_only_where_it_says_whether_it_succeeded(tmp_path, monkeypatch):
-    assert whole_sync(Path("/proc")) is None, "what it holds is on no disk, and other kinds are not known"
-    if (whole := whole_sync(tmp_path)) is not None:
+    assert REAL_FILESYSTEM.whole_sync(Path("/proc")) is None, (
+        "what it holds is on no disk, and other kinds are not known"
+    )
+    if (whole := REAL_FILESYSTEM.whole_sync(tmp_path)) is not None:
         whole.sync()
         whole.close()
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):

@@ -23,6 +23,22 @@ class Intruder(Protocol):
         """A named pipe."""
         ...
 
+    def place_file(self, path: Path, contents: bytes) -> None:
+        """Another file under the name, with its directories."""
+        ...
+
+    def move(self, source: Path, target: Path) -> None:
+        """A directory."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """A file's name."""
+        ...
+
+    def cut(self, path: Path, size: int) -> None:
+        """A file."""
+        ...
+
 
 class RealIntruder:
     """By the operating system."""
@@ -34,6 +50,24 @@ class RealIntruder:
     def place_pipe(self, path: Path) -> None:
         """A named pipe."""
         os.mkfifo(path)
+
+    def place_file(self, path: Path, contents: bytes) -> None:
+        """Another file under the name, with its directories."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(contents)
+
+    def move(self, source: Path, target: Path) -> None:
+        """A directory."""
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        """A file's name."""
+        path.unlink()
+
+    def cut(self, path: Path, size: int) -> None:
+        """A file."""
+        os.truncate(path, size)
 
 
 def examine_filesystem(filesystem: Filesystem, directory: Path, intruder: Intruder | None = None) -> None:
@@ -49,6 +83,9 @@ def examine_filesystem(filesystem: Filesystem, directory: Path, intruder: Intrud
     if intruder is not None:
         filesystem.make_directory(directory / "odd")
         _odd_files(filesystem, directory / "odd", intruder)
+        filesystem.make_directory(directory / "mine")
+        _held(filesystem, directory / "mine", intruder)
+        _named(filesystem, directory / "mine", intruder)
 
 
 def _files(fs: Filesystem, directory: Path) -> None:
@@ -227,6 +264,57 @@ def _odd_files(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
     for name in ("link", "dangling", "pipe"):
         fs.remove(directory / name)
     _equal("removing a link removes nothing else", fs.exists(other), True)
+
+
+def _held(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
+    home, log = directory / "home", directory / "home" / "log"
+    fs.make_directory(log)
+    let_go = fs.hold(home)
+    with closing(fs.open(log / "f", create=True)) as file:
+        intruder.move(home, directory / "moved")
+        intruder.place_file(log / "f", b"another's")
+        file.write_at(b"mine", 0)
+        _equal("an open file below a moved directory has its name", file.named_size(), 4)
+        _equal("and not at its whole path", file.named_size(by_path=True), None)
+    _equal("what is read is the moved one's", read_whole(fs, log / "f", 99), b"mine")
+    write_atomic(fs, log / "g", [b"new"])
+    fs.make_directories([home / "other"])
+    fs.make_directory(home / "deep" / "er")
+    fs.map_shared(log / "m", 16, writable=True)[:1] = b"m"
+    fs.lock(home / "lock").close()
+    fs.rename(log / "g", home / "h")
+    fs.remove(log / "f")
+    fs.sync_directory(home)
+    made = fs.list(home)
+    _equal("the directory itself", {"deep", "h", "lock", "log", "other"} <= set(made), True)
+    _equal("a directory in it", fs.list(log), ["m"])
+    _equal("a removed name", fs.exists(log / "f"), False)
+    _equal("a file has a witness, or none has", fs.witness(home / "h") is None, fs.witness(log / "m") is None)
+    _equal("there is room", fs.usage(log).total_bytes > 0, True)
+    _refused("what only the other one has", lambda: fs.open(log / "f"), errno.ENOENT)
+    let_go()
+    _equal("what stands in its place was not touched", fs.list(log), ["f"])
+    _equal("nor was its file", read_whole(fs, log / "f", 99), b"another's")
+    _equal("all of it is in the moved one", fs.list(directory / "moved"), made)
+
+
+def _named(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
+    path = directory / "f"
+    with closing(fs.open(path, create=True)) as file:
+        file.write_at(b"12345", 0)
+        for by_path in (False, True):
+            _equal("a file has its name and size", file.named_size(by_path=by_path), 5)
+        _equal("no hole in what was written", file.has_hole(5), False)
+        intruder.cut(path, 0)
+        _equal("a size that somebody else made", file.named_size(), 0)
+        file.write_at(b"12345", 1 << 20)
+        _equal("the hole that a cut leaves is seen", file.has_hole((1 << 20) + 5), True)
+        intruder.unlink(path)
+        _equal("a name that is gone", file.named_size(), None)
+        intruder.place_file(path, b"12345")
+        _equal("a name that is another's", file.named_size(), None)
+        fs.rename(path, directory / "other")
+        _equal("which was renamed", file.named_size(), None)
 
 
 def _equal(promise: str, got: object, wanted: object) -> None:

@@ -14,6 +14,9 @@
     read_only      the file system was remounted under its writers: whatever would change it raises EROFS
     sync_ms        what a sync costs on the simulated clock
     copy(a, b)     what `cp -a a b` makes: other files with the same bytes
+    move(a, b)     what `mv a b` by somebody else does: whoever holds a directory of it goes on there
+    place_file     what somebody else writes: another file, also where one of ours stands
+    cut(a, size)   what `truncate` by somebody else does
     has_witnesses  False: nothing distinguishes a file from its copy, as with FUSE
     syncs_whole    True: `whole_sync` is there; else every file and directory is synced by name, so that one that was
                    forgotten shows
@@ -30,7 +33,7 @@ import errno
 import mmap
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -200,6 +203,8 @@ class SimulatedDisk:
         self._failing_writes = 0
         self._boot = 0
         self._made_files = 0
+        self._held: set[str] = set()
+        self._moved: dict[str, str] = {}  # where a held directory is now
 
     # ---- faults
 
@@ -223,6 +228,8 @@ class SimulatedDisk:
     def crash(self) -> None:
         """End the process: locks are freed and open files dead, but the machine keeps every write."""
         self._boot += 1
+        self._held.clear()
+        self._moved.clear()
         for names in self._directories.values():
             for inode in names.now.values():
                 inode.locked_by = None
@@ -267,6 +274,35 @@ class SimulatedDisk:
             copied.disk = dict(copied.now)
             self._directories[str(target) + path[len(str(source)) :]] = copied
 
+    def move(self, source: Path, target: Path) -> None:
+        """A directory gets another path, at once on disk."""
+        old, new = str(source), str(target)
+        for path in [path for path in self._directories if f"{path}/".startswith(f"{old}/")]:
+            self._directories[new + path[len(old) :]] = self._directories.pop(path)
+        for path in self._held:
+            if f"{(now := self._moved.get(path, path))}/".startswith(f"{old}/"):
+                self._moved[path] = new + now[len(old) :]
+
+    def place_file(self, path: Path, contents: bytes) -> None:
+        """Another file under this name, at once on disk, with its directories."""
+        for parent in path.parents:
+            self._directories.setdefault(str(parent), DirectoryEntries())
+        inode = self._new_inode()
+        inode.cache, inode.disk = bytearray(contents), bytearray(contents)
+        self._place_odd(path, inode)
+
+    def cut(self, path: Path, size: int) -> None:
+        """Cut or grow the file, at once on disk."""
+        inode = self._inode(path)
+        for contents in (inode.cache, inode.disk):
+            _resize(contents, size)
+        inode.unsynced.clear()
+        inode.hole_bytes = 0
+
+    def unlink(self, path: Path) -> None:
+        """Somebody else removes the name, at once on disk."""
+        self._place_odd(path, None)
+
     def remove_tree(self, directory: Path) -> None:
         """As `rm -r` and a sync."""
         for path in [path for path in self._directories if f"{path}/".startswith(f"{directory}/")]:
@@ -280,15 +316,25 @@ class SimulatedDisk:
         """A named pipe: who opened one for reading would wait; at once on disk."""
         self._place_odd(path, Inode(is_pipe=True))
 
-    def _place_odd(self, path: Path, inode: Inode) -> None:
+    def _place_odd(self, path: Path, inode: Inode | None) -> None:
         names, name = self._place(path)
         names.change({name: inode})
         names.keep(len(names.unsynced))
 
     # ---- Filesystem
 
+    def hold(self, directory: Path) -> Callable[[], None]:
+        self._held.add(str(directory))
+
+        def let_go() -> None:
+            self._held.discard(str(directory))
+            self._moved.pop(str(directory), None)
+
+        return let_go
+
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
         self._step()
+        asked, path = path, self._where(path)
         if self.read_only and (create or writable):
             raise _error(errno.EROFS, path)
         names, name = self._place(path)
@@ -311,10 +357,11 @@ class SimulatedDisk:
             raise OSError(errno.EINVAL, IS_NO_FILE, str(path))
         if inode.hole_bytes >= HOLE_BYTES_MAX and not writable:
             raise OSError(errno.EFBIG, mostly_hole(len(inode.cache), inode.hole_bytes), str(path))
-        return _SimulatedFile(self, inode, path, writable=writable)
+        return _SimulatedFile(self, inode, asked, writable=writable)
 
     def list(self, directory: Path) -> list[str]:
         self._step()
+        directory = self._where(directory)
         names = self._directories.get(str(directory))
         if names is None:
             raise _error(errno.ENOENT, directory)
@@ -323,11 +370,13 @@ class SimulatedDisk:
 
     def exists(self, path: Path) -> bool:
         self._step()
+        path = self._where(path)
         parent, name = _split(str(path))
         return str(path) in self._directories or (parent in self._directories and name in self._directories[parent].now)
 
     def make_directory(self, path: Path) -> None:
         self._step()
+        path = self._where(path)
         if str(path) in self._directories:
             return
         self._refuse_read_only(path)
@@ -343,6 +392,7 @@ class SimulatedDisk:
 
     def rename(self, source: Path, target: Path) -> None:
         self._step()
+        source, target = self._where(source), self._where(target)
         inode = self._inode(source)
         self._refuse_read_only(source)
         (old_names, old), (new_names, new) = self._place(source), self._place(target)
@@ -356,6 +406,7 @@ class SimulatedDisk:
 
     def remove(self, path: Path) -> None:
         self._step()
+        path = self._where(path)
         self._inode(path)
         self._refuse_read_only(path)
         names, name = self._place(path)
@@ -363,6 +414,7 @@ class SimulatedDisk:
 
     def sync_directory(self, directory: Path) -> None:
         self._step()
+        directory = self._where(directory)
         names = self._directories.get(str(directory))
         if names is None:
             raise _error(errno.ENOENT, directory)
@@ -422,17 +474,26 @@ class SimulatedDisk:
 
     def usage(self, path: Path) -> DiskUsage:
         self._step()
+        path = self._where(path)
         if str(path) not in self._directories:
             self._inode(path)
         return DiskUsage(self.used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
 
     def witness(self, path: Path) -> FileWitness | None:
         self._step()
+        path = self._where(path)
         inode = self._inode(path)
         # Numbers come again soon, as they do on real ones: only the generation differs.
         return FileWitness(inode.generation % 3, inode.generation, None) if self.has_witnesses else None
 
     # ---- inside
+
+    def _where(self, path: Path) -> Path:
+        """Where a path leads now: a directory that is held may have been moved."""
+        for held, now in self._moved.items():
+            if f"{path}/".startswith(f"{held}/"):
+                return Path(now + str(path)[len(held) :])
+        return path
 
     def _new_inode(self) -> Inode:
         self._made_files += 1
@@ -569,6 +630,15 @@ class _SimulatedFile:
 
     def modified_ms(self) -> int:
         return self._alive().inode.modified_ms
+
+    def named_size(self, *, by_path: bool = False) -> int | None:
+        if self._disk.is_off:
+            raise PowerLost
+        names, name = self._disk._place(self.path if by_path else self._disk._where(self.path))
+        return len(self.inode.cache) if names.now.get(name) is self.inode else None
+
+    def has_hole(self, size: int) -> bool:
+        return len(self.inode.cache) < size or bytes(64) in self.inode.cache[:size]
 
     def truncate(self, size: int) -> None:
         self._alive(writing=True)._disk._writing(self.inode, Write(0, b"", size), hole=size > len(self.inode.cache))

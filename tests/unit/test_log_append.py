@@ -30,7 +30,7 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log.directory import DirectoryView
-from pushrep.log.directory_files import list_segments, take_lock
+from pushrep.log.directory_files import DirectoryLock, list_segments
 from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
 from pushrep.log.published import LogOffsets
 from pushrep.log.segment import Segment
@@ -567,7 +567,7 @@ def test_what_can_not_be_a_log_is_refused(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0"), pytest.raises(LogLocked) as refused:
         SegmentLog.open(tmp_path / "orders-0")
     assert refused.value.pid == os.getpid()
-    take_lock(tmp_path, REAL_FILESYSTEM).close()  # no refusal has kept it
+    DirectoryLock(tmp_path, REAL_FILESYSTEM).close()  # no refusal has kept it
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

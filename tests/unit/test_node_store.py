@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -52,6 +52,18 @@ def store(tmp_path):
     store = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
     yield store
     store.close()
+
+
+def test_faults_f1_a_node_goes_on_in_its_moved_directory(tmp_path):
+    data, moved = tmp_path / "data", tmp_path / "moved"
+    settings = NodeSettings(address=Address("127.0.0.1", 1))
+    with closing(NodeStore(data, settings, RealFilesystem(), SYSTEM_CLOCK)) as store:
+        data.rename(moved)
+        with closing(NodeStore(data, settings, RealFilesystem(), SYSTEM_CLOCK)):
+            made = sorted(data.rglob("*"))
+            assert KeptOutbox(OUTBOX, store).offer_grant(grant(256), 0, 1) is ErrorCode.NONE
+            assert sorted(data.rglob("*")) == made
+    assert find_election_state(moved / str(OUTBOX), REAL_FILESYSTEM)[1].grant == grant(256)
 
 
 def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
