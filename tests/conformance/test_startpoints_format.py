@@ -54,7 +54,7 @@ def files(directory):
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and not path.name.startswith(".lock")
     }
 
 

@@ -70,15 +70,18 @@ def test_memory_that_somebody_looks_into_is_not_written_to(log):
     assert [bytes(batch.data) for batch in held] == wanted
 
 
-def test_a_file_that_ends_early_brings_back_nothing_of_another_log(log, tmp_path):
+def test_a_file_that_ends_early_brings_back_nothing_of_another_log(tmp_path):
     """After the bytes read, the buffer has those of an earlier read: a whole batch with exactly the expected offset."""
     memory = ReusedMemory()
     with SegmentLog.open(tmp_path / "orders-1", LogConfig(preallocate_bytes=0, batch_bytes_max=3 << 20)) as other:
         fill(other, 2, 300_000)
         assert len(SealedReader(other.slices(), memory).read(0, 2)) == 2
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0, batch_bytes_max=3 << 20))
     first, _ = fill(log, 2, 300_000)
     cut = SealedReader(CutAfterLooking(log, len(first)), memory)
     assert [bytes(batch.data) for batch in cut.read(0, 2)] == [first]
+    with pytest.raises(LogPoisoned, match="another program"):
+        log.close()
 
 
 def test_a_buffer_is_used_again_and_begins_with_a_page():
