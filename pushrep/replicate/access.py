@@ -396,9 +396,11 @@ class Access:
 
     def _check_topics(self, identity: str, call: ApiKey, outbox_id: UUID, topics: frozenset[str]) -> None:
         """A topic's name here is its first creator's. Raises Refusal."""
+        if self._policy.creates_beside_others(identity, Place(outbox_id, None, topics)):
+            return
         with self._lock:
             new, now_ms = topics - self._place(outbox_id).topics, self._clock.monotonic_ms()
-            if not new or self._policy.creates_beside_others(identity, Place(outbox_id, None, new)):
+            if not new:
                 return
             owners: dict[str, set[str]] = {topic: set() for topic in new}
             for topic, (by, since_ms) in self._claimed.items():

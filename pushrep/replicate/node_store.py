@@ -452,7 +452,7 @@ class KeptOutbox:
         """Every log here, in use or not."""
         if not self._store.filesystem.exists(self.directory):
             return
-        for topic, partition in list_logs(self.directory):
+        for topic, partition in list_logs(self.directory, self._store.filesystem):
             topic_id = read_partition_metadata(self.directory / f"{topic}-{partition}", self._store.filesystem)
             if topic_id is not None:
                 yield TopicIdPartition(topic_id, topic, partition)

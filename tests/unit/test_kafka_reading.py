@@ -6,7 +6,7 @@ import pytest
 from filtering import pack_keys
 from pushrep.kafka.pipeline import Pipeline
 from pushrep.kafka.source import BUFFER_BYTES, ReusedMemory, SealedReader, ShippedPartition
-from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log import CorruptBatch, Durability, LogConfig, LogPoisoned, SegmentLog
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
 LARGE = 900_000
