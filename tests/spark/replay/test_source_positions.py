@@ -31,7 +31,7 @@ SCHEMA = "key binary, value binary, topic string, partition int, offset bigint"
 
 def recipes():
     """Name → ((schema of `at`, which rows have a position), producer, position), out of the page's table."""
-    cells = r"^\| ([^|]+) \| `([^|]+)` \| `([^|]+)` \| `([^|]+)` \| `([^|]+)` \|$"
+    cells = r"^\| ([^|]+) \| `([^|]+ [^|]+)` \| `([^|]+)` \| `([^|]+)` \| `([^|]+)` \|$"
     rows = re.findall(cells, DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     return {name: ((at, where), ast.literal_eval(one), ast.literal_eval(other)) for name, at, where, one, other in rows}
 
