@@ -144,7 +144,7 @@ class ConnectionBudget:
         self._without: dict[Admitted, None] = {}
         self._with: dict[Admitted, None] = {}
         self._by_key: Counter[str] = Counter()  # of those with a role
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
         self.held_bytes = 0
         self._is_over = False
         self._changed = threads.condition()
@@ -205,23 +205,22 @@ class ConnectionBudget:
 
     def hold(self, one: Admitted, size_bytes: int) -> None:
         """See `Admitted`. What is larger than a share is held alone."""
-        share = self.held_bytes_max // _SHARE
         with self._changed:
             if one.held_bytes:  # it would wait for itself
                 raise ConnectionError("it sends a large request before its last one was answered")
-
-            def may() -> bool:
-                of_key, of_all = self._held[one.key], self.held_bytes
-                is_room = not of_key or of_key + size_bytes <= share
-                return self._is_over or (is_room and (not of_all or of_all + size_bytes <= self.held_bytes_max))
-
             one.relax()  # it waits for us
-            self._changed.wait_for(may)
+            if not self._has_room(one.key, size_bytes):
+                self._changed.wait_for(lambda: self._is_over or self._has_room(one.key, size_bytes))
             if self._is_over:
                 raise ConnectionError("the port is closed")
             one.held_bytes = size_bytes
-            self._held[one.key] += size_bytes
+            self._held[one.key] = self._held.get(one.key, 0) + size_bytes
             self.held_bytes += size_bytes
+
+    def _has_room(self, key: str, size_bytes: int) -> bool:
+        of_key, of_all = self._held.get(key, 0), self.held_bytes
+        is_within_share = not of_key or of_key + size_bytes <= self.held_bytes_max // _SHARE
+        return is_within_share and (not of_all or of_all + size_bytes <= self.held_bytes_max)
 
     def give_back(self, one: Admitted) -> None:
         """See `Admitted`."""
@@ -235,13 +234,18 @@ class ConnectionBudget:
             self._without.pop(one, None)
             if one in self._with:
                 del self._with[one]
-                self._by_key -= Counter([one.key])  # drops a key that has none left
+                self._by_key[one.key] -= 1
+                if not self._by_key[one.key]:
+                    del self._by_key[one.key]
 
     def _give_back(self, one: Admitted) -> None:
-        self._held -= Counter({one.key: one.held_bytes})
-        self.held_bytes -= one.held_bytes
-        one.held_bytes = 0
-        self._changed.notify_all()
+        if one.held_bytes:
+            left = self._held.pop(one.key) - one.held_bytes
+            if left:
+                self._held[one.key] = left
+            self.held_bytes -= one.held_bytes
+            one.held_bytes = 0
+            self._changed.notify_all()
 
     def close_late(self) -> None:
         """Close whoever let its deadline pass."""
