@@ -48,7 +48,7 @@ _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _PAGE_ROWS, _PAGE_BYTES = 2000, 8 << 20
-_RECEIPT_S = 0.5
+_RECEIPT_S = _STOPS_S = 0.5
 _CHUNK_BYTES = 1 << 20
 _LOOK_S = 0.02
 HOLDER = "table relay"
@@ -227,10 +227,8 @@ class TableRelay:
         if not state.batch.is_open:
             self._woken.clear()
             while not self._database.has_rows():
-                self._woken.wait(self._poll_s)
+                self._wait_to_look()
                 self._woken.clear()
-                if self._stop.is_set():
-                    raise _Stopping
             state = self._database.begin_batch(state)
         refused: dict[int, str] = {}
         last_id, count = 0, 0
@@ -245,6 +243,17 @@ class TableRelay:
         self._held = ends
         self._relayed += count - len(refused)
         return closed
+
+    def _wait_to_look(self) -> None:
+        """Until a commit wakes it, or it is time to look again. Whoever sets `stop` of `run` wakes nobody."""
+        looks_s = time.monotonic() + self._poll_s
+        while not self._woken.wait(max(0.0, min(_STOPS_S, looks_s - time.monotonic()))):
+            if self._stop.is_set():
+                raise _Stopping
+            if time.monotonic() >= looks_s:
+                return
+        if self._stop.is_set():
+            raise _Stopping
 
     def _append(
         self, state: RelayState, page: list[TableRow], appended: Mapping[int, frozenset[int]]

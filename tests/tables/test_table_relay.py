@@ -251,3 +251,14 @@ def test_a_commit_of_the_same_process_wakes_the_relay(engine, dsn, orders, table
             place(engine, orders, 1)
             waited.wait(0.05)
         assert relay.status().trouble is None
+
+
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_relay_that_looks_once_an_hour_ends_when_it_is_asked_to(dsn, orders, tmp_path):
+    with open_outbox(tmp_path / "outbox") as outbox:
+        stop = threading.Event()
+        thread = threading.Thread(target=TableRelay(outbox, dsn, poll_ms=3_600_000).run, args=(stop,))
+        thread.start()
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
