@@ -39,7 +39,7 @@ def shipped(request, broker, tmp_path_factory):
             "test",
             kafka=destination,
             carrier=request.param,
-            config=OutboxConfig(codec=codec, open_timeout_s=WAIT_S, log_config=LogConfig(flush_ms=10)),
+            config=OutboxConfig(open_timeout_s=WAIT_S, log_config=LogConfig(flush_ms=10, codec=codec)),
         ) as outbox:
             for first in range(0, OPENING_RECORDS, 8):
                 append_batch(outbox, codec, first)
