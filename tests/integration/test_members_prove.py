@@ -693,7 +693,8 @@ def test_status_says_what_a_directory_is(three, pushrep):
     assert three.promote(2, depose=True).grant.leader == 2
     for directory, kind in ((three.world.root / "node-1", "node"), (three.directory(1), "logs")):
         code, output, _ = pushrep("status", directory, "--json")
-        assert (code, json.loads(output)["places"][0]["kind"]) == (int(kind == "node"), kind), "its copies wait"
+        told = 3 if kind == "node" else 0  # a node of this process has no socket: nobody can tell how it is
+        assert (code, json.loads(output)["places"][0]["kind"]) == (told, kind)
     with pytest.raises(NotLeader):
         three.lead()
     code, output, _ = pushrep("status", three.world.root / "outbox", "--json")
