@@ -24,6 +24,20 @@ class ClosedAtExit:
         self.close()
 
 
+class FirstErrorRaised(ClosedAtExit):
+    """As ClosedAtExit; if the block raised, an error of `close` is a note of that one."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and closing the {type(self).__name__}: {failure}")
+
+
 class Closable(Protocol):
     """What `closed_on_error` closes."""
 

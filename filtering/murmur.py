@@ -41,3 +41,8 @@ def murmur2(data: bytes) -> int:
     value ^= value >> 13
     value = (value * _MULTIPLIER_32) & _MASK_32
     return value ^ (value >> 15)
+
+
+def default_partition(key: bytes, partition_count: int) -> int:
+    """Where Kafka's default partitioner puts a key that is not null: murmur2, sign bit off, modulo."""
+    return (murmur2(key) & 0x7FFFFFFF) % partition_count

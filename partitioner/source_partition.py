@@ -16,7 +16,7 @@ from typing import Literal, SupportsIndex
 
 from filtering import NotStreamMetadata, StreamMetadata
 from filtering.errors import PicklableError
-from filtering.murmur import murmur2
+from filtering.murmur import default_partition
 
 
 class PartitionerError(PicklableError):
@@ -102,11 +102,6 @@ def _whole(number: SupportsIndex) -> int | None:
         return operator.index(number)
     except TypeError:
         return None
-
-
-def default_partition(key: bytes, partition_count: int) -> int:
-    """Where Kafka's default partitioner puts a key that is not null: murmur2, sign bit off, modulo."""
-    return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
 class SourcePartitionPartitioner:

@@ -202,11 +202,10 @@ class ControlServer(ClosedAtExit):
             if self._stopping.is_set():
                 return
             self._stopping.set()
+        path = self.directory / SOCKET_NAME
         with suppress(OSError):
-            if (
-                self.directory / SOCKET_NAME
-            ).lstat().st_ino == self._inode:  # else that of another, at a moved one's path
-                (self.directory / SOCKET_NAME).unlink()
+            if path.lstat().st_ino == self._inode:  # else it is another's, at the path of a directory that was moved
+                path.unlink()
         self._acceptor.remove(self._listener)
         _ACCEPTORS.release(self._acceptor)
         self._listener.close()

@@ -21,10 +21,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from filtering import StreamMetadata
+from filtering.closing import FirstErrorRaised
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
@@ -81,7 +81,7 @@ _HINT = "close it, or use it as a context manager"
 _GRACE_S = 1.0  # enough for a writer to end its round, unless its disk hangs
 
 
-class Outbox:
+class Outbox(FirstErrorRaised):
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
     def __init__(  # noqa: PLR0913 - what it stands on
@@ -568,19 +568,6 @@ class Outbox:
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self.owner_pid, pid=os.getpid())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception as failure:
-            if error is None:
-                raise
-            error.add_note(f"and closing the outbox: {failure}")  # the first error is the one that is raised
 
     def _wait_for_free_bytes(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
         """Back-pressure: wait until `size` bytes were free, and return the deadline; raise `BufferFull` after it."""

@@ -38,7 +38,7 @@ def adopt(outbox: Outbox, database: RelayDatabase, *, dry_run: bool = False) -> 
     system_id, holder = database.check(), holder_of(outbox)
     outbox.flush()
     state = database.state()
-    logs = {n: outbox.log(n) for n in range(outbox.identity.partitions)}
+    logs = outbox.facts.logs
     ends: Mapping[int, int] = {} if state is None else state.batch.ends
     found = {n: log_state(log, ends.get(n, 0)) for n, log in logs.items()}
     epochs = [one.newest[0] for one in found.values() if one.newest is not None]
@@ -72,8 +72,8 @@ def _twice(outbox: Outbox, ends: Mapping[int, int], waiting: set[int]) -> tuple[
     """Event-ids in the logs, from the state's ends on, of rows that wait."""
     found = [
         str(one)
-        for n in range(outbox.identity.partitions)
-        for one in event_ids(outbox.log(n), ends.get(n, 0))
+        for n, log in outbox.facts.logs.items()
+        for one in event_ids(log, ends.get(n, 0))
         if one.row_id in waiting
     ]
     return tuple(found[:_TWICE_MAX])

@@ -44,6 +44,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
+from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.tables.decide import BatchState
 from pushrep.tables.errors import AnotherRelay, DatabaseFailed, TablesDiffer, UnfitDatabase
@@ -348,8 +349,8 @@ def _columns(state: RelayState) -> dict[str, Any]:
 
 def _ends_of(written: str) -> dict[int, int]:
     try:
-        return {int(partition): int(end) for partition, end in json.loads(written).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {int(partition): int(end) for partition, end in parse_json(written).items()}
+    except (ValueError, TypeError, AttributeError):
         raise TablesDiffer("the state's column `ends` holds no JSON of partitions and offsets") from None
 
 

@@ -10,7 +10,6 @@ their async kinds through `add_async`, and the connections of psycopg and of sql
 """
 
 import base64
-import binascii
 import itertools
 import json
 import logging
@@ -24,7 +23,8 @@ from sqlalchemy import event as events
 from sqlalchemy.orm import Session, scoped_session
 
 from filtering import METADATA_HEADER
-from filtering.murmur import murmur2
+from filtering.murmur import default_partition
+from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import is_topic
 from pushrep.outbox.columns import RecordRules
@@ -103,15 +103,21 @@ class OutboxTable:
         with self._waking:
             self._wake[topic].remove(wake)
 
-    def _woken_by(self, topic: str) -> Callable[[Any], None] | None:
+    def wake_after_commit(self, topic: str, session: Session) -> None:
+        """Wake the relays of the topic that run in this process when the session commits: once, whatever it adds."""
         with self._waking:
             every = list(self._wake.get(topic, ()))
+        key = (self, topic)
+        if not every or key in session.info:
+            return
 
-        def wake(_session: Any) -> None:
+        def wake(committed: Session) -> None:
+            del committed.info[key]
             for one in every:
                 one()
 
-        return wake if every else None
+        session.info[key] = wake
+        events.listen(session, "after_commit", wake, once=True)
 
 
 class TableTopic(Generic[Event]):
@@ -164,11 +170,11 @@ class TableTopic(Generic[Event]):
             session.flush()
             rows = self.outbox.tables.rows
             _refuse_autocommit(session.connection(bind_arguments={"clause": rows}))
-            session.execute(insert(rows), row)
-            self._wake_after(session)
+            session.execute(insert(rows).inline(), row)  # without RETURNING, which takes the right to read
+            self.outbox.wake_after_commit(self.name, session)
         elif isinstance(session, Connection):
             _refuse_autocommit(session)
-            session.execute(insert(self.outbox.tables.rows), row)
+            session.execute(insert(self.outbox.tables.rows).inline(), row)
         elif is_async(session):
             raise TypeError(f"{type(session).__name__} is asynchronous: await add_async(...)")
         else:
@@ -235,7 +241,7 @@ class TableTopic(Generic[Event]):
             whole_number("partition", number, 0, self.partitions - 1)
             return number
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % self.partitions
+            return default_partition(key, self.partitions)
         return next(self._turn) % self.partitions
 
     def _statement(self, connection: Any) -> tuple[str, str]:
@@ -247,11 +253,6 @@ class TableTopic(Generic[Event]):
         names = "topic, partition, key, value, headers, timestamp_ms"
         marked = ", ".join(["{0}"] * 6)
         return f"INSERT INTO {self.outbox.name} ({names}) VALUES ({marked})", marks[module]  # noqa: S608 - a checked name
-
-    def _wake_after(self, session: Session) -> None:
-        wake = self.outbox._woken_by(self.name)  # noqa: SLF001 - its own class
-        if wake is not None:
-            events.listen(session, "after_commit", wake, once=True)
 
 
 def is_async(session: Any) -> bool:
@@ -278,9 +279,9 @@ def headers_of(text: str | None) -> list[tuple[str, bytes | None]]:
     if text is None:
         return []
     try:
-        listed = json.loads(text)
+        listed = parse_json(text)
         return [(_text(name), _header_value(value)) for name, value in listed]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error) as error:
+    except (ValueError, TypeError, KeyError) as error:  # also base64's
         raise ValueError(f"headers are no JSON of [[name, value], ...]: {error}") from None
 
 

@@ -17,18 +17,25 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from filtering.closing import FirstErrorRaised
 from filtering.retry import Backoff
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.log.directory_id import read_directory_id
 from pushrep.outbox import Outbox, Receipt
-from pushrep.outbox.errors import BufferFull, DeliveryFailed, LogStopped, ReceiptTimeout, RecordRefused
+from pushrep.outbox.errors import (
+    BufferFull,
+    DeliveryFailed,
+    LogStopped,
+    NotEnoughReplicas,
+    ReceiptTimeout,
+    RecordRefused,
+)
 from pushrep.settings import whole_number
 from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, WaitingRows, first_line, is_away
 from pushrep.tables.decide import EVENT_ID, BatchState, EventId, NotContinued, RelayedLog, judge
@@ -45,12 +52,12 @@ from pushrep.tables.outbox_table import CREATED, OutboxTable, headers_of
 _LOG = logging.getLogger("pushrep.tables")
 _AGAIN = Backoff(first_s=0.2, longest_s=5.0, least=0.5)
 _ON_REFUSED = ("stop", "park")
-_MAY_PASS = (DeliveryFailed, LogStopped)
+_MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
+_WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
 _PAGE_ROWS, _PAGE_BYTES = 2000, 8 << 20
-_RECEIPT_S = _STOPS_S = 0.5
+_RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 1 << 20
-_LOOK_S = 0.02
 HOLDER = "table relay"
 
 
@@ -65,7 +72,7 @@ class RelayStatus:
     is_stopped: bool
 
 
-class TableRelay:
+class TableRelay(FirstErrorRaised):
     """Relays the rows of the outbox's topic into `outbox`, in a thread of its own from `start` to `close`, or in the
     caller's by `run`. A context manager, too: close it before the outbox.
 
@@ -120,16 +127,6 @@ class TableRelay:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception as failure:
-            if error is None:
-                raise
-            error.add_note(f"and the table relay: {failure}")
-
     def run(self, stop: threading.Event | None = None) -> None:
         """Relay until `stop` is set, or `close` is called. Tries again while the database is away or the outbox takes
         nothing. Raises the errors of this room, and NotLeader once another member leads.
@@ -139,7 +136,7 @@ class TableRelay:
         table = self._table if isinstance(self._table, OutboxTable) else None
         if table is not None:
             table.when_committed(self.topic, self._woken.set)
-        logs = self._logs()
+        logs = self.outbox.facts.logs
         for partition, log in logs.items():
             log.hold(HOLDER, partial(self._needed_from, partition))
         try:
@@ -230,15 +227,20 @@ class TableRelay:
                 self._wait_to_look()
                 self._woken.clear()
             state = self._database.begin_batch(state)
+        newest = {partition: max(rows) for partition, rows in appended.items() if rows}
         refused: dict[int, str] = {}
         last_id, count = 0, 0
         while page := self._database.page(state, last_id, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES):
             if self._stop.is_set():
                 raise _Stopping
             last_id, count = page[-1].id, count + len(page)
-            refused.update(self._append(state, page, appended))
-        self._wait_until_safe(logs)
-        ends = {n: log.log_end_offset for n, log in logs.items()}
+            rows = [row for row in page if row.id not in appended.get(row.partition, ())]
+            # What came behind such a row is there, so it was refused then.
+            passed = [row for row in rows if row.id < newest.get(row.partition, 0)]
+            why = "it was refused when the batch was appended first"
+            refused |= {row.id: self._refused(row, why) for row in passed}
+            refused |= self._append(state.batch, [row for row in rows if row.id not in refused])
+        ends = self._wait_until_safe(logs)
         closed = self._database.close_batch(state, ends, refused)
         self._held = ends
         self._relayed += count - len(refused)
@@ -255,38 +257,30 @@ class TableRelay:
         if self._stop.is_set():
             raise _Stopping
 
-    def _append(
-        self, state: RelayState, page: list[TableRow], appended: Mapping[int, frozenset[int]]
-    ) -> dict[int, str]:
-        """Append what is not there yet, and wait until it is; returns the rows that are refused, with why.
+    def _append(self, batch: BatchState, rows: Iterable[TableRow]) -> dict[int, str]:
+        """Append the rows, and wait until they are there; returns those that are refused, with why.
 
         A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
         Raises RowRefused, and what an append raises.
         """
         refused: dict[int, str] = {}
-        waiting: dict[int, deque[list[TableRow]]] = {}
-        for row in page:
-            there = appended.get(row.partition, frozenset())
-            if row.id in there:
-                continue
-            if there and row.id < max(there):  # what came behind it was appended, so it was refused
-                refused[row.id] = self._refused(row, "it was refused when the batch was appended first")
-                continue
-            waiting.setdefault(row.partition, deque()).append([row])
-        queues = {partition: deque(_chunks(rows)) for partition, rows in waiting.items()}
-        while queues:
+        of_partition: dict[int, list[TableRow]] = {}
+        for row in rows:
+            of_partition.setdefault(row.partition, []).append(row)
+        waiting = {partition: deque(_chunks(some)) for partition, some in of_partition.items()}
+        while waiting:
             receipts = []
-            for partition, chunks in list(queues.items()):
+            for partition, chunks in list(waiting.items()):
                 chunk = chunks.popleft()
                 try:
-                    receipts.append(self._append_chunk(state.batch, partition, chunk))
+                    receipts.append(self._append_chunk(batch, partition, chunk))
                 except (RecordRefused, ValueError) as error:
                     if len(chunk) == 1:
                         refused[chunk[0].id] = self._refused(chunk[0], str(error))
                     else:  # one of them: each alone
                         chunks.extendleft([row] for row in reversed(chunk))
                 if not chunks:
-                    del queues[partition]
+                    del waiting[partition]
             for receipt in receipts:
                 self._wait_for(receipt)
         return refused
@@ -313,10 +307,15 @@ class TableRelay:
             try:
                 receipt.result(timeout=_RECEIPT_S)
             except ReceiptTimeout:
-                if self._stop.is_set():
-                    raise _Stopping from None
+                self._wait_on()
             else:
+                self._trouble = ""
                 return
+
+    def _wait_on(self) -> None:
+        if self._stop.is_set():
+            raise _Stopping
+        self._trouble = _WAITS.format(self.outbox.directory)
 
     def _refused(self, row: TableRow, why: str) -> str:
         if self._on_refused == "stop":
@@ -324,34 +323,33 @@ class TableRelay:
         _LOG.warning("row %d of topic %s is parked: %s", row.id, self.topic, why)
         return why
 
-    def _wait_until_safe(self, logs: Mapping[int, SegmentLog]) -> None:
-        """Until all that was appended is on disk and acknowledged. Raises what failed."""
+    def _wait_until_safe(self, logs: Mapping[int, SegmentLog]) -> dict[int, int]:
+        """Until all that was appended is on disk and acknowledged; returns the logs' ends. Raises what failed."""
         self.outbox.flush()
-        replication = self.outbox.facts.replication
-        if replication is None or not replication.needs_all:
-            return
         ends = {n: log.log_end_offset for n, log in logs.items()}
-        while any(logs[n].stable_offset < end for n, end in ends.items()):
-            if self._stop.wait(_LOOK_S):
-                raise _Stopping
-
-    def _logs(self) -> dict[int, SegmentLog]:
-        return {n: self.outbox.log(n) for n in range(self.outbox.identity.partitions)}
+        replication = self.outbox.facts.replication
+        while replication is not None and replication.needs_all:
+            if all(logs[n].stable_offset >= end for n, end in ends.items()):
+                break
+            self._wait_on()
+            self._stop.wait(_LOOK_S)
+        self._trouble = ""
+        return ends
 
 
 class _Stopping(Exception):
-    pass
+    """The relay was asked to end."""
 
 
 def holder_of(outbox: Outbox) -> Holder:
     """Who this outbox is as a relay's holder: with replicas its grant, without them its directory, of which a copy has
-    another id.
+    another id. Raises NotEnoughReplicas while it leads by no grant.
     """
     replication = outbox.facts.replication
     if replication is not None:
-        grant = replication.kept_grant
-        if grant is None:
-            raise BadArgument("outbox", "it leads by no grant yet: too few of its replicas answer")
+        if (grant := replication.grant) is None:  # another member may lead
+            needed = outbox.identity.min_insync_replicas
+            raise NotEnoughReplicas(outbox.identity.topic, in_sync=1, needed=needed)
         return Holder(outbox.identity.outbox_id, "", grant.generation, grant.epoch)
     found, _ = read_directory_id(outbox.directory, REAL_FILESYSTEM)
     return Holder(outbox.identity.outbox_id, "" if found is None else found.directory_id.hex, 0, 0)
@@ -389,11 +387,11 @@ def _headers(batch: BatchState, row: TableRow) -> list[tuple[str, bytes | None]]
     return [*headers_of(row.headers), (EVENT_ID, str(event_id).encode()), (CREATED, row.created.encode())]
 
 
-def _chunks(rows: Iterable[list[TableRow]]) -> Iterator[list[TableRow]]:
+def _chunks(rows: Iterable[TableRow]) -> Iterator[list[TableRow]]:
     """Rows of one append: together at most a megabyte, or one alone."""
     chunk: list[TableRow] = []
     size = 0
-    for (row,) in rows:
+    for row in rows:
         if chunk and size + row.size_bytes > _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0

@@ -1,9 +1,11 @@
 """`pushrep tables`, as an operator runs it; and a relay that is killed wherever it is."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from sqlalchemy.orm import Session
 from filtering import ReplayFilter
 from pushrep.tables import EVENT_ID, OutboxTable
 from tests.programs import PUSHREP
-from tests.tables.conftest import OrderPlaced, open_outbox
+from tests.tables.conftest import OrderPlaced, engine_of, open_outbox
 
 
 @pytest.fixture
@@ -171,3 +173,46 @@ def check(outbox_at, orders):
                 assert newest.get(record.key, -1) < event["order"], "in order by key"
                 newest[record.key] = event["order"]
     assert set(seen.values()) == {1}
+
+
+def test_the_rights_on_the_page_are_enough(postgresql_dsn, outbox_at):
+    """The page's GRANT lines, for two users of the database who have nothing else."""
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    metadata = MetaData()
+    table = OutboxTable(metadata, keep_rows=True)
+    topic = table.topic("orders", OrderPlaced, partitions=2, key=lambda one: one.customer)
+    owner = engine_of(postgresql_dsn)
+    metadata.create_all(owner)
+    grants = re.findall(r"^ +(GRANT [^;]*;)", page, re.MULTILINE)
+    assert len(grants) == 5
+    users = {name: f"{name}_{uuid.uuid4().hex}" for name in ("service", "relay")}
+    with owner.begin() as connection:
+        for user in users.values():
+            connection.execute(text(f"CREATE USER {user}"))
+        for grant in grants:
+            who = re.search(r"TO (\w+);", grant)[1]
+            connection.execute(text(grant.replace(f"TO {who};", f"TO {users[who]};")))
+    service, dsn = (postgresql_dsn.replace("postgres:@", f"{users[name]}:@") for name in ("service", "relay"))
+    engine = engine_of(service)
+    try:
+        place(engine, topic, 1, 2)
+        with owner.begin() as connection:
+            statement = "INSERT INTO pushrep_outbox (topic, partition, value) VALUES ('orders', 7, NULL)"
+            connection.execute(text(statement))
+        relay = Relay(dsn, outbox_at, "--on-refused", "park")
+        wait_relayed(owner, relay)
+        relay.end()
+        assert json.loads(tables("retry", dsn, 3, "--topic", "orders", "--json")) == {"retried": [3]}
+        assert "epoch 2" in tables("adopt", dsn, "--outbox", outbox_at)
+        relay = Relay(dsn, outbox_at, "--on-refused", "park")
+        wait_relayed(owner, relay)
+        relay.end()
+        [parked] = status(dsn, code=1)["parked"]
+        assert json.loads(tables("drop", dsn, parked["id"], "--topic", "orders", "--json"))["dropped"]
+    finally:
+        engine.dispose()
+        with owner.begin() as connection:
+            for user in users.values():
+                connection.execute(text(f"DROP OWNED BY {user}"))
+                connection.execute(text(f"DROP USER {user}"))
+        owner.dispose()
