@@ -30,6 +30,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -407,20 +408,8 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem, ap
 
 def calls_of(facts: Facts, append: Append) -> Calls:
     """The calls, by name."""
-    return {
-        "status": lambda arguments: _status(facts, arguments),
-        "metrics": lambda _: _metrics(facts),
-        "add-member": lambda given: add_member(facts, **given).as_dict(),
-        "remove-member": lambda given: remove_member(facts, **given).as_dict(),
-        "replace-lost": lambda given: replace_lost(facts, **given).as_dict(),
-        "hold": lambda arguments: _hold(facts, arguments),
-        "transfer": lambda given: _transfer(facts, **given),
-        "skip": lambda given: facts.shipping.skip(SkippedRecords(**given["records"]), given.get("topic")),
-        "parked-done": lambda given: facts.shipping.finish_parked(given["numbers"]),
-        "parked-resend": lambda given: facts.shipping.resend_parked(given["numbers"], append),
-        "skip-all": lambda given: facts.shipping.drop(**given),
-        "purge": lambda arguments: purge_open(facts.logs, arguments),
-        "give-up": lambda _: give_up(facts.directory),
+    return {name: partial(call, facts) for name, call in _CALLS.items()} | {
+        "parked-resend": lambda given: facts.shipping.resend_parked(given["numbers"], append)
     }
 
 
@@ -449,3 +438,19 @@ def _transfer(facts: Facts, to: int | None = None) -> int:
 def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:
     first, count = (whole_number(name, arguments.get(name, 0)) for name in ("first", "count"))
     return status_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE))).as_dict()
+
+
+_CALLS: Mapping[str, Callable[[Facts, Mapping[str, Any]], Any]] = {
+    "status": _status,
+    "metrics": lambda facts, _: _metrics(facts),
+    "add-member": lambda facts, given: add_member(facts, **given).as_dict(),
+    "remove-member": lambda facts, given: remove_member(facts, **given).as_dict(),
+    "replace-lost": lambda facts, given: replace_lost(facts, **given).as_dict(),
+    "hold": _hold,
+    "transfer": lambda facts, given: _transfer(facts, **given),
+    "skip": lambda facts, given: facts.shipping.skip(SkippedRecords(**given["records"]), given.get("topic")),
+    "parked-done": lambda facts, given: facts.shipping.finish_parked(given["numbers"]),
+    "skip-all": lambda facts, given: facts.shipping.drop(**given),
+    "purge": lambda facts, given: purge_open(facts.logs, given),
+    "give-up": lambda facts, _: give_up(facts.directory),
+}
