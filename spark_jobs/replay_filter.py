@@ -144,13 +144,13 @@ class ReplayFilteredBatches:
         replaced: tuple[LogRange, ...] = ()
         if self._replacing is not None and any(one.marks_epoch for one in found):
             reread = self._replacing.of_batch(df.sparkSession, found, self._rule, batch_id)
+            replaced, handler = reread.ranges(), reread.handler(handler)
             marks = reread.marks_before(before)
             if marks is not before and not reread.table.commits_marks:
                 self._store.write(replace(stored, marks=marks), keep=keep)
             if marks is not before and any(one.verdict is not None for one in found):
                 found = by_rows(keyed, marks, self._rule)  # these rows were judged by the other marks
             before = marks
-            replaced, handler = reread.ranges(), reread.handler(handler)
         verdict = decided_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms())
         if verdict.by_runs:
             self._first_pass.runs_decided()

@@ -339,8 +339,9 @@ class Walk:
     A name or attribute that is assigned the value, a part of it, or what a call with the value as an argument gives,
     carries it on. A call is entered if one of its arguments, or the object that it is called on, carries the value and
     the text says which function of ours it is: a name of the module or an import, a method of the same class, or a
-    method that one class of the product alone has, if the caller's imports lead to that class: another library's
-    `collect` is not ours. A class is entered by its `__init__`, or not at all.
+    method that one class of the product alone has, if the caller's imports lead to that class and no container or
+    text of Python's own has it: `collect` of another library is not ours, nor `items` of a mapping or `join` of a text.
+    A class is entered by its `__init__`, or not at all.
     """
 
     def __init__(self) -> None:
@@ -358,7 +359,10 @@ class Walk:
                         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
                             self._functions[module, f"{node.name}.{one.name}"] = one
                             methods[one.name].append((module, f"{node.name}.{one.name}"))
-        self._unique = {name: where[0] for name, where in methods.items() if len(where) == 1 and name[:2] != "__"}
+        of_python = {name for kind in (bytes, dict, list, set, str) for name in dir(kind)}
+        self._unique = {
+            name: where[0] for name, where in methods.items() if len(where) == 1 and name not in of_python
+        }
         for module, path in sources().items():
             for node in nodes(path):
                 if isinstance(node, ast.ImportFrom) and node.module in self._names:
