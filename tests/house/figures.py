@@ -360,9 +360,7 @@ class Walk:
                             self._functions[module, f"{node.name}.{one.name}"] = one
                             methods[one.name].append((module, f"{node.name}.{one.name}"))
         of_python = {name for kind in (bytes, dict, list, set, str) for name in dir(kind)}
-        self._unique = {
-            name: where[0] for name, where in methods.items() if len(where) == 1 and name not in of_python
-        }
+        self._unique = {name: where[0] for name, where in methods.items() if len(where) == 1 and name not in of_python}
         for module, path in sources().items():
             for node in nodes(path):
                 if isinstance(node, ast.ImportFrom) and node.module in self._names:
