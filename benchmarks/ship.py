@@ -27,7 +27,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
-from pushrep.log import SegmentLog
+from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import RecordBatch
 from tests.kafka.cluster import KafkaCluster, missing
@@ -75,7 +75,11 @@ def run(rounds: int) -> dict[str, Any]:
 def sealed(directory: Path, values: list[bytes]) -> Iterator[Outbox]:
     """An outbox whose log holds them."""
     with Outbox.open(
-        directory, "orders", 1, "bench", config=OutboxConfig(batch_bytes=BATCH_BYTES, buffer_bytes=1 << 29)
+        directory,
+        "orders",
+        1,
+        "bench",
+        config=OutboxConfig(log_config=LogConfig(batch_bytes=BATCH_BYTES), buffer_bytes=1 << 29),
     ) as outbox:
         for at in range(0, len(values), 100_000):
             outbox.append_many(0, values[at : at + 100_000])

@@ -762,7 +762,7 @@ def _ship_one(
         carrier=identity.carrier, kafka=destination,
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
         config=OutboxConfig(
-            create=False, batch_bytes=1, copy_check=copy_check,
+            create=False, log_config=LogConfig(batch_bytes=1), copy_check=copy_check,
             open_timeout_s=wait_s if timeout_s is None else min(wait_s, timeout_s),
         ),
     ) as outbox:  # fmt: skip

@@ -86,7 +86,7 @@ class _Columns:
 
     def cuts(self, config: LogConfig) -> Iterator[tuple[int, int]]:
         """Ranges of records that make a batch of at most `batch_bytes` each, or of one record."""
-        target = min(config.batch_bytes, config.batch_limit_bytes) - HEADER_BYTES
+        target = config.batch_target_bytes - HEADER_BYTES
         ends = np.cumsum(self._sizes())
         start, count = 0, len(self._values)
         while start < count:

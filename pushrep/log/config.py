@@ -77,7 +77,8 @@ class LogConfig:
     segment_ms: a new segment file begins, too, once the timestamps in it would span this time; None: never by time. The
         wall clock counts for records without a time, or more than an hour ahead.
     index_interval_bytes: the log has at most one index entry for each so many bytes.
-    batch_bytes: a list of values is split into batches of about this size: 256 KiB fit into the processor's cache.
+    batch_bytes: a batch is sealed before it would exceed this size, and a list of values is split into batches of about
+        it: 256 KiB fit into the processor's cache. A larger record gets a batch of its own.
     batch_bytes_max: the size of the largest batch, and so of the largest record (Kafka's max.message.bytes).
     codec: the compression of the batches that are made here: none, gzip, snappy, lz4 or zstd. A replica's are its
         leader's.
@@ -161,3 +162,8 @@ class LogConfig:
     def batch_limit_bytes(self) -> int:
         """The largest batch that fits: a batch never spans two segments."""
         return min(self.batch_bytes_max, self.segment_bytes)
+
+    @property
+    def batch_target_bytes(self) -> int:
+        """The size that a batch of many records does not exceed."""
+        return min(self.batch_bytes, self.batch_limit_bytes)

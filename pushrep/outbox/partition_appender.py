@@ -116,7 +116,7 @@ class PartitionAppender:
         # offset.
         self._next_offset = log.log_end_offset
         self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
-        self._batch_bytes = shared.settings.config.seal_bytes
+        self._batch_bytes = shared.settings.config.log_config.batch_target_bytes
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[PendingBatch] = deque()
         self._writing: list[PendingBatch] = []

@@ -14,8 +14,6 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
 
-BATCH_BYTES = 256 << 10
-"""Small enough that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 """How long an outbox with a destination keeps what the topic has, if nothing else is said: as Kafka's own topics."""
 _MEMBERS_MAX = 256  # an index has 8 bits
@@ -54,8 +52,6 @@ class OutboxConfig:
 
     linger_ms: how long a batch waits for more records. 0: it does not wait. Asking a receipt for its result writes its
         batch at once.
-    batch_bytes: a batch is sealed before it would exceed this size; a larger record gets a batch of its own. None: 256
-        KiB, or the largest batch that the log takes if that is less.
     buffer_bytes: the memory for records that are not acknowledged yet. If it is used up, `append` waits.
     block_ms: how long `append` waits for memory before it raises `BufferFull`.
     close_timeout_s: how long `close` waits for records that are not acknowledged yet: for the disk, with ALL for
@@ -83,7 +79,6 @@ class OutboxConfig:
     """
 
     linger_ms: _Ms = 5
-    batch_bytes: Annotated[int | None, Between(1)] = None
     buffer_bytes: Annotated[int, Between(1)] = 64 << 20
     block_ms: _Ms = 60_000
     close_timeout_s: _Seconds = 30.0
@@ -102,24 +97,13 @@ class OutboxConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.seal_bytes > self.record_bytes_max:
-            raise BadArgument(
-                "batch_bytes", f"{self.batch_bytes} exceeds the largest batch of the log, {self.record_bytes_max}"
-            )
-        if self.buffer_bytes < self.seal_bytes:
-            raise BadArgument(
-                "buffer_bytes", f"{self.buffer_bytes} is less than one batch of batch_bytes={self.seal_bytes}"
-            )
+        if self.buffer_bytes < (least := self.log_config.batch_target_bytes):
+            raise BadArgument("buffer_bytes", f"{self.buffer_bytes} is less than one batch of batch_bytes={least}")
 
     @property
     def record_bytes_max(self) -> int:
         """The largest batch, and so the largest record, that the log takes."""
         return self.log_config.batch_limit_bytes
-
-    @property
-    def seal_bytes(self) -> int:
-        """`batch_bytes`, or its default."""
-        return min(BATCH_BYTES, self.record_bytes_max) if self.batch_bytes is None else self.batch_bytes
 
     @property
     def takeover_times(self) -> TakeoverTimes:

@@ -217,7 +217,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
             topic=identity.topic,
             logs=logs,
             origin=cast("RecordOrigin", origin),
-            batch_bytes=settings.config.seal_bytes,
+            batch_bytes=settings.config.log_config.batch_target_bytes,
             filesystem=held.filesystem,
             clock=held.clock,
             is_new=is_new,

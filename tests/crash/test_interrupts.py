@@ -139,9 +139,8 @@ def test_records_that_hold_their_offsets_stand_there_after_any_interrupt(tmp_pat
 
 def test_an_outbox_under_interrupts(tmp_path, interrupts, torture):
     random = torture.random("outbox")
-    outbox = Outbox.open(
-        tmp_path, "orders", 1, "billing", config=OutboxConfig(linger_ms=1, batch_bytes=500, close_timeout_s=200)
-    )
+    config = OutboxConfig(linger_ms=1, close_timeout_s=200, log_config=LogConfig(batch_bytes=500))
+    outbox = Outbox.open(tmp_path, "orders", 1, "billing", config=config)
     receipts, end_s, number = [], time.monotonic() + torture.count(1, 20), 0
     while time.monotonic() < end_s or not interrupts.count:
         number += 1

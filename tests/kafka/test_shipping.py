@@ -516,14 +516,12 @@ def test_a_log_that_went_back_is_refused_until_a_new_pid_epoch_begins(broker, to
 def test_retention_keeps_what_the_topic_has_not_acknowledged(broker, topic, opened, tmp_path):
     """Contract: "retention respects what the destination has not acknowledged"."""
     create_topic(broker.bootstrap_servers, topic)
-    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
-    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+    small = LogConfig(segment_bytes=2_000, batch_bytes=1_000, batch_bytes_max=2_000, flush_ms=10)
+    with opened(1, log_config=small) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.wait_shipped(WAIT_S)
         assert outbox.log(0).purge(20) > 0
-    with Outbox.open(
-        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
-    ) as outbox:
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small)) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.flush()
         with pytest.raises(StillNeeded, match=f"kafka:{topic}"):
@@ -609,7 +607,7 @@ def test_seven_days_of_what_the_topic_has_are_kept_and_nothing_goes_that_it_has_
     """
     create_topic(broker.bootstrap_servers, topic, retention_ms=-1)  # the records are older than its default
     old_ms = int(time.time() * 1000) - 8 * 86_400_000
-    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+    small = LogConfig(segment_bytes=2_000, batch_bytes=1_000, batch_bytes_max=2_000, flush_ms=10)
     away = KafkaDestination(bootstrap_servers=f"127.0.0.1:{free_ports(1)[0]}", request_timeout_ms=500)
 
     def passes(log):
@@ -621,20 +619,18 @@ def test_seven_days_of_what_the_topic_has_are_kept_and_nothing_goes_that_it_has_
         outbox.append_many(0, [value + bytes(400)] * 20, timestamps_ms=timestamp_ms)
         outbox.flush()
 
-    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+    with opened(1, log_config=small) as outbox:
         append(outbox, b"shipped", old_ms)
         outbox.wait_shipped(WAIT_S)
-    with opened(1, log_config=small, batch_bytes=1_000, destination=away, open_timeout_s=0.1) as outbox:
+    with opened(1, log_config=small, destination=away, open_timeout_s=0.1) as outbox:
         append(outbox, b"not yet", old_ms)
         assert 0 < passes(outbox.log(0)) <= 20, "of what the topic has, whole segments; nothing else"
         (lag,) = outbox.lag().values()
         assert lag.records == 20
-    with Outbox.open(
-        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
-    ) as outbox:
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small)) as outbox:
         assert passes(outbox.log(0)) <= 20, "nor where the destination is not named"
         pid, left = outbox.pid, list(outbox.log(0).records(20))
-    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+    with opened(1, log_config=small) as outbox:
         append(outbox, b"new", int(time.time() * 1000))
         outbox.wait_shipped(WAIT_S)
         assert 20 < passes(outbox.log(0)) <= 40, "the topic has them: they are older than 7 days"
@@ -702,8 +698,8 @@ def test_repartition_uses_a_grown_topic_under_a_new_pid_epoch(broker, topic, ope
 
 def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):
     create_topic(broker.bootstrap_servers, topic)
-    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
-    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+    small = LogConfig(segment_bytes=2_000, batch_bytes=1_000, batch_bytes_max=2_000, flush_ms=10)
+    with opened(1, log_config=small) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.wait_shipped(WAIT_S)
         assert run(["outbox", "skip", "all", "--directory", str(outbox.directory), "--topic", topic]) == 1, (
@@ -712,9 +708,7 @@ def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):
     drop = ["outbox", "skip", "all", "--directory", str(tmp_path / "outbox"), "--topic"]
     assert run([*drop, "another"]) == 1
     assert run([*drop, topic]) == 0
-    with Outbox.open(
-        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
-    ) as outbox:
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small)) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.flush()
         assert outbox.log(0).purge(40) > 20

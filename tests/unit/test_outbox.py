@@ -305,7 +305,6 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
         ({"partitions": "2"}, "partitions"),
         ({"linger_ms": -1}, "linger_ms"),
         ({"batch_bytes": 0}, "batch_bytes"),
-        ({"batch_bytes": 2 << 20}, "batch_bytes"),
         ({"buffer_bytes": 100}, "buffer_bytes"),
         ({"block_ms": 1.5}, "block_ms"),
         ({"close_timeout_s": -1}, "close_timeout_s"),

@@ -21,7 +21,7 @@ from pushrep.outbox.identity import read_identity
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
 
-SMALL = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+SMALL = LogConfig(segment_bytes=2_000, batch_bytes=1_000, batch_bytes_max=2_000, flush_ms=10)
 BEFORE = ShippingProgress(
     topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),), partitions={0: PartitionProgress(5, 5, 4711)}
 )  # fmt: skip
@@ -30,9 +30,7 @@ BEFORE = ShippingProgress(
 @pytest.fixture
 def directory(tmp_path):
     """An outbox of 40 records, of which a topic that was shipped to once has five."""
-    with Outbox.open(
-        tmp_path / "outbox", "orders", 1, "test", config=OutboxConfig(log_config=SMALL, batch_bytes=1_000)
-    ) as outbox:
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "test", config=OutboxConfig(log_config=SMALL)) as outbox:
         outbox.append_many(0, [bytes(400)] * 40)
     write_progress(REAL_FILESYSTEM, tmp_path / "outbox", {"old": BEFORE, "older": replace(BEFORE, partitions={})})
     return tmp_path / "outbox"
@@ -46,7 +44,7 @@ def kafka(request):
 
 
 def opened(directory, kafka):
-    settings = {"log_config": SMALL, "batch_bytes": 1_000, "open_timeout_s": 0.0}
+    settings = {"log_config": SMALL, "open_timeout_s": 0.0}
     return Outbox.open(directory, "orders", 1, "test", **outbox_arguments(kafka=kafka, **settings))
 
 
@@ -54,7 +52,7 @@ def opened(directory, kafka):
 def test_the_largest_record_can_be_parked(tmp_path, carrier):
     """faults B7: an entry is larger than its record, by the broker's words at most."""
     kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park")
-    given = outbox_arguments(kafka=kafka, log_config=SMALL, batch_bytes=1_000, open_timeout_s=0.0, carrier=carrier)
+    given = outbox_arguments(kafka=kafka, log_config=SMALL, open_timeout_s=0.0, carrier=carrier)
     with Outbox.open(tmp_path / "outbox", "orders", 1, "test", **given) as outbox:
         outbox.append(0, bytes(1_800)).result(60)
         with pytest.raises(RecordRefused):
