@@ -130,6 +130,7 @@ _ORDER = (
     "a Spark driver",
     "tests/kafka/test_shipping_kills.py",
     ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),
+    "tests/tables/",
     "tests/integration/",
 )
 

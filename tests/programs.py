@@ -29,7 +29,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         *(_COMMANDS, "pushrep.cli.replica", "pushrep.cli.outbox", "pushrep.startpoints"),
-        *("pushrep.replicate.replica_node", "pushrep.outbox.standby"),
+        *("pushrep.replicate.replica_node", "pushrep.outbox.standby", "pushrep.cli.tables"),
     ]
 )
 

@@ -4,8 +4,6 @@ import http.client
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from filtering import ReplayFilter
+from tests.programs import PythonProgram
 from tests.tables.conftest import engine_of, open_outbox
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders_sql.py"
@@ -24,8 +23,7 @@ class Service:
     """The example as a process; its log lines are read by a thread, so that the pipe never fills."""
 
     def __init__(self, directory, dsn):
-        command = [sys.executable, str(EXAMPLE), str(directory), "--dsn", dsn, "--port", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.process = PythonProgram(EXAMPLE, directory, "--dsn", dsn, "--port", "0", has_errors=True)
         said = []
         for line in self.process.stderr:
             said.append(line)
@@ -38,10 +36,10 @@ class Service:
         self.reader.start()
 
     def end(self, number):
-        self.process.send_signal(number)
-        self.process.wait(WAIT_S)
-        self.reader.join(WAIT_S)
-        self.process.stderr.close()
+        with self.process:
+            self.process.send_signal(number)
+            self.process.wait(WAIT_S)
+            self.reader.join(WAIT_S)
 
     def ask(self, method, path):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)

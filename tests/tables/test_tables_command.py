@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from filtering import ReplayFilter
 from pushrep.tables import EVENT_ID, OutboxTable
-from tests.programs import PUSHREP
+from tests.programs import PUSHREP, PythonProgram
 from tests.tables.conftest import OrderPlaced, engine_of, open_outbox
 
 
@@ -54,14 +53,13 @@ class Relay:
     """`pushrep tables relay` in a process of its own."""
 
     def __init__(self, dsn, outbox_at, *options):
-        command = [sys.executable, "-m", "pushrep.cli.main", "tables", "relay", dsn, "--outbox", outbox_at]
-        command += ["--poll-ms", "1", *options]
-        self.process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+        command = ["tables", "relay", dsn, "--outbox", outbox_at, "--poll-ms", "1", *options]
+        self.process = PythonProgram("-m", "pushrep.cli.main", *command, has_errors=True)
 
     def end(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        _, said = self.process.communicate()
-        return said
+        with self.process:
+            self.process.send_signal(number)
+            return self.process.stderr.read()
 
 
 def wait_relayed(engine, relay):
