@@ -8,16 +8,17 @@ CRC-32C.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import google_crc32c
 
 from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
 _DEPTH_MAX = 64
+_Value = TypeVar("_Value")
 
 
 class BadJsonFile(ValueError):
@@ -28,10 +29,12 @@ class OtherVersion(BadJsonFile):
     """The file is whole, and this pushrep does not read its version: use the one that wrote it."""
 
 
-def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, version: int) -> dict[str, Any] | None:
-    """The fields, without version and crc32c; None if there is no file. Raises BadJsonFile, OSError."""
+def read_checked_json(
+    filesystem: Filesystem, path: Path, size_max: int, version: int, value_of: Callable[[dict[str, Any]], _Value]
+) -> _Value | None:
+    """The file's value, as `parse_checked_json` gives it; None if there is no file. Raises BadJsonFile, OSError."""
     data = read_whole(filesystem, path, size_max)
-    return None if data is None else parse_checked_json(data, version)
+    return None if data is None else parse_checked_json(data, version, value_of)
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -60,8 +63,11 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
-def parse_checked_json(data: bytes, version: int) -> dict[str, Any]:
-    """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile."""
+def parse_checked_json(data: bytes, version: int, value_of: Callable[[dict[str, Any]], _Value]) -> _Value:
+    """What `value_of` makes of the fields in a file's bytes, without version and crc32c.
+
+    Raises BadJsonFile, also where `value_of` misses a field or meets an impossible one.
+    """
     try:
         fields = parse_json(data)
         crc = fields.pop("crc32c")
@@ -71,7 +77,10 @@ def parse_checked_json(data: bytes, version: int) -> dict[str, Any]:
         raise BadJsonFile("its checksum, crc32c, does not match")
     if (found := fields.pop("version", None)) != version:
         raise OtherVersion(f"its version is {found!r}, this pushrep reads {version}: use the one that wrote it")
-    return dict(fields)
+    try:
+        return value_of(fields)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadJsonFile(f"a field is missing or impossible: {error!r}") from error
 
 
 def checked_json(fields: Mapping[str, Any], version: int) -> bytes:

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pushrep.env import Filesystem, read_whole, write_atomic
-from pushrep.env.checked_json import BadJsonFile, crc_of_fields, parse_checked_json
+from pushrep.env import Filesystem, write_atomic
+from pushrep.env.checked_json import BadJsonFile, crc_of_fields, read_checked_json
 from pushrep.kafka.errors import CorruptDestinationsFile, DestinationRefused, KafkaUnreachable
 from pushrep.settings import checked
 
@@ -245,10 +245,12 @@ def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, Shipping
     """The progress by topic; empty without a file. Raises CorruptDestinationsFile."""
     path = directory / FILE_NAME
     try:
-        data = read_whole(filesystem, path, _FILE_BYTES_MAX)
+        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _by_topic)
+    except BadJsonFile as error:
+        raise CorruptDestinationsFile(path, str(error)) from error
     except OSError as error:
         raise CorruptDestinationsFile(path, f"can't be read: {error.strerror or error}") from error
-    return {} if data is None else decode_progress(path, data)
+    return {} if found is None else found
 
 
 def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, ShippingProgress]) -> None:
@@ -262,16 +264,8 @@ def encode_progress(progress: Mapping[str, ShippingProgress]) -> bytes:
     return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, sort_keys=True) + "\n").encode()
 
 
-def decode_progress(path: Path, data: bytes) -> dict[str, ShippingProgress]:
-    """Decode the file's bytes. Raises CorruptDestinationsFile."""
-    try:
-        fields = parse_checked_json(data, VERSION)
-    except BadJsonFile as error:
-        raise CorruptDestinationsFile(path, str(error)) from error
-    try:
-        return {topic: _progress_of(one) for topic, one in fields["destinations"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptDestinationsFile(path, f"unusable fields ({error})") from error
+def _by_topic(fields: Mapping[str, Any]) -> dict[str, ShippingProgress]:
+    return {topic: _progress_of(one) for topic, one in fields["destinations"].items()}
 
 
 def _fields_of(one: ShippingProgress) -> dict[str, Any]:

@@ -21,6 +21,7 @@ in them is an older one.
 
 import logging
 import secrets
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -83,19 +84,22 @@ def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[Director
     """The stored identity, and the verdict of its witness. Takes no lock, changes nothing. Raises OSError."""
     path = directory / DIRECTORY_ID_NAME
     try:
-        fields = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)
-        if fields is None:
-            return None, CopyVerdict.NO_ID
-        written = _witness_of(fields["witness"])
-        found = DirectoryId(
-            directory_id=UUID(hex=fields["directory_id"]),
-            copy_of=tuple(UUID(hex=one) for one in fields["copy_of"]),
-            is_settled=bool(fields["is_settled"]),
-        )
-    except (BadJsonFile, AttributeError, KeyError, TypeError, ValueError) as error:
+        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION, _id_of)
+    except BadJsonFile as error:
         _LOG.error("%s can't be believed, so the directory counts as a copy: %s", path, error)
         return DirectoryId(directory_id=UNKNOWN_ID), CopyVerdict.COPY
-    return found, judge_witness(written, filesystem.witness(path))
+    if found is None:
+        return None, CopyVerdict.NO_ID
+    return found[0], judge_witness(found[1], filesystem.witness(path))
+
+
+def _id_of(fields: Mapping[str, Any]) -> tuple[DirectoryId, FileWitness | None]:
+    found = DirectoryId(
+        directory_id=UUID(hex=fields["directory_id"]),
+        copy_of=tuple(UUID(hex=one) for one in fields["copy_of"]),
+        is_settled=bool(fields["is_settled"]),
+    )
+    return found, _witness_of(fields["witness"])
 
 
 def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyVerdict:

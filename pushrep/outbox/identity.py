@@ -42,6 +42,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
@@ -141,16 +142,16 @@ def encode(identity: OutboxIdentity) -> bytes:
 def decode(path: Path, data: bytes) -> OutboxIdentity:
     """Decode the file's bytes. Raises `CorruptOutboxFile`, which names what is wrong with them."""
     try:
-        fields = parse_checked_json(data, VERSION)
+        return parse_checked_json(data, VERSION, _identity_of)
     except OtherVersion as error:
         raise CorruptOutboxFile(path, str(error)) from error
     except BadJsonFile as error:
         raise CorruptOutboxFile(path, f"{error}; restore it from a copy") from error
-    try:
-        fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
-        return checked(OutboxIdentity(**fields))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptOutboxFile(path, f"unusable fields ({error})") from error
+
+
+def _identity_of(fields: dict[str, Any]) -> OutboxIdentity:
+    fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
+    return checked(OutboxIdentity(**fields))
 
 
 def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
-from pushrep.env.checked_json import read_checked_json, write_checked_json
+from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.replay.plan import ReplayRefused
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -135,13 +135,12 @@ def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYST
 
 def _load(path: Path, filesystem: Filesystem) -> dict[int, CatalogueEntry]:
     try:
-        fields = read_checked_json(filesystem, path, _BYTES_MAX, VERSION)
-        found = [] if fields is None else [_entry(one) for one in fields["recordings"]]
-    except (KeyError, TypeError, ValueError) as error:  # BadJsonFile is a ValueError
+        found = read_checked_json(filesystem, path, _BYTES_MAX, VERSION, lambda of: list(map(_entry, of["recordings"])))
+    except BadJsonFile as error:
         way_on = "restore the file from a copy, or remove it and ask by name: the logs get ids then that others had"
         why = f"{path}: {error}; nothing was changed, {way_on}"
         raise ReplayRefused(ErrorCode.KAFKA_STORAGE_ERROR, why) from error
-    return {entry.recording_id: entry for entry in found}
+    return {entry.recording_id: entry for entry in found or ()}
 
 
 def _fields(entry: CatalogueEntry) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.errors import BadArgument
 from pushrep.replicate.election_state import NODE_FILE_VERSION, read_node_file
-from pushrep.replicate.errors import CorruptNodeFile, Refusal
+from pushrep.replicate.errors import Refusal
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Struct
@@ -453,13 +453,13 @@ def audit(identity: str, request: Struct, call: ApiKey) -> None:
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
     """The owner of the outbox in this directory; None if it has none. Raises CorruptNodeFile, OSError."""
-    path = directory / OWNER_NAME
-    found = read_node_file(path, filesystem)
-    if found is None:
-        return None
-    owner = found.get("owner")
+    return read_node_file(directory / OWNER_NAME, filesystem, _owner_of)
+
+
+def _owner_of(fields: Mapping[str, Any]) -> str:
+    owner = fields["owner"]
     if not isinstance(owner, str) or not owner:
-        raise CorruptNodeFile(path, f"its owner is {owner!r}")
+        raise ValueError(f"its owner is {owner!r}")
     return owner
 
 

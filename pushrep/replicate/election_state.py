@@ -20,14 +20,14 @@ refuses that outbox: a forgotten promise loses records.
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pushrep.election.epochs import EpochEnd, Unfenced
-from pushrep.election.errors import BadGrant, label
+from pushrep.election.errors import label
 from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
@@ -44,6 +44,7 @@ REPLICA_EPOCH_NAME = "replica-epoch.json"
 NODE_FILE_VERSION = 1
 _FILE_BYTES_MAX = 64 << 20  # an entry for every partition that appended without a grant
 NO_MEMBER = -1
+_Value = TypeVar("_Value")
 _GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init)
 
 
@@ -216,28 +217,25 @@ def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem
 
 def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
     """(outbox id, election state) of `directory`; None if it is no member's. Raises as above."""
-    path = directory / PROMISES_NAME
-    fields = read_node_file(path, filesystem)
-    if fields is None:
-        return None
-    try:
-        return UUID(fields["outbox_id"]), ElectionState(
-            leader_epoch=int(fields["leader_epoch"]),
-            grant=_grant_of(fields["grant"]),
-            member=int(fields["member"]),
-            number=int(fields["number"]),
-            unfenced={
-                str(log): Unfenced(int(start), EpochEnd(int(epoch), int(end)))
-                for log, (start, epoch, end) in fields["ungranted"].items()
-            },
-            unfilled={str(log): int(end) for log, end in fields["unfilled"].items()},
-            is_unfilled=bool(fields["is_unfilled"]),
-            log_generation=int(fields["log_generation"]),
-            rival=_grant_of(fields["rival"]),
-            is_handed_over=bool(fields["is_handed_over"]),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
-        raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
+    return read_node_file(directory / PROMISES_NAME, filesystem, _state_of)
+
+
+def _state_of(fields: Mapping[str, Any]) -> tuple[UUID, ElectionState]:
+    return UUID(fields["outbox_id"]), ElectionState(
+        leader_epoch=int(fields["leader_epoch"]),
+        grant=_grant_of(fields["grant"]),
+        member=int(fields["member"]),
+        number=int(fields["number"]),
+        unfenced={
+            str(log): Unfenced(int(start), EpochEnd(int(epoch), int(end)))
+            for log, (start, epoch, end) in fields["ungranted"].items()
+        },
+        unfilled={str(log): int(end) for log, end in fields["unfilled"].items()},
+        is_unfilled=bool(fields["is_unfilled"]),
+        log_generation=int(fields["log_generation"]),
+        rival=_grant_of(fields["rival"]),
+        is_handed_over=bool(fields["is_handed_over"]),
+    )
 
 
 def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState, filesystem: Filesystem) -> None:
@@ -265,19 +263,16 @@ def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int
     below the one that a leader knows, which would treat the node's sessions as old ones and never fill it again.
     """
     path = data / REPLICA_EPOCH_NAME
-    fields = read_node_file(path, filesystem)
-    try:
-        epoch = max(1, clock.wall_ms()) if fields is None else int(fields["replica_epoch"]) + 1
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptNodeFile(path, f"its number is missing or none: {error!r}") from error
+    last = read_node_file(path, filesystem, lambda fields: int(fields["replica_epoch"]))
+    epoch = max(1, clock.wall_ms()) if last is None else last + 1
     write_checked_json(filesystem, path, {"replica_epoch": epoch}, NODE_FILE_VERSION)
     return epoch
 
 
-def read_node_file(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
-    """The fields of one of a node's small files; None without one. Raises CorruptNodeFile, OSError."""
+def read_node_file(path: Path, filesystem: Filesystem, value_of: Callable[[dict[str, Any]], _Value]) -> _Value | None:
+    """The value of one of a node's small files; None without one. Raises CorruptNodeFile, OSError."""
     try:
-        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, NODE_FILE_VERSION)
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, NODE_FILE_VERSION, value_of)
     except BadJsonFile as error:
         raise CorruptNodeFile(path, str(error)) from error
 

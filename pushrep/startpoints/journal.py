@@ -276,9 +276,8 @@ class CheckpointFiles:
 
     def _read(self, path: Path) -> Checkpoint | None:
         try:
-            fields = read_checked_json(self._filesystem, path, _FILE_BYTES_MAX, CHECKPOINT_VERSION)
-            return None if fields is None else Checkpoint.of_json(fields)
-        except (KeyError, TypeError, ValueError) as error:  # BadJsonFile is a ValueError
+            return read_checked_json(self._filesystem, path, _FILE_BYTES_MAX, CHECKPOINT_VERSION, Checkpoint.of_json)
+        except BadJsonFile as error:
             why = f"no checkpoint: {error}; restore it, or remove it and set a startpoint"
             raise CorruptStore(path, why) from error
 

@@ -36,7 +36,7 @@ def test_n8_each_file_of_json_has_its_one_named_error(tmp_path, data):
     for name in ("replica-epoch.json", "promises.json", "owner.json"):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorruptNodeFile, match=name):
-            read_node_file(tmp_path / name, REAL_FILESYSTEM)
+            read_node_file(tmp_path / name, REAL_FILESYSTEM, dict)
     with pytest.raises(CorruptNodeFile, match="promises"):
         find_election_state(tmp_path, REAL_FILESYSTEM)
     with pytest.raises(CorruptNodeFile, match="replica-epoch"):

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -17,7 +16,6 @@ from pushrep.kafka.progress import (
     ShippedRecord,
     ShippingProgress,
     Skip,
-    decode_progress,
     encode_progress,
     read_progress,
     write_progress,
@@ -42,12 +40,13 @@ GOLDEN = (
 )
 
 
-def test_golden_bytes():
+def test_golden_bytes(tmp_path):
     assert encode_progress({"orders": PROGRESS}) == GOLDEN
-    assert decode_progress(Path("x"), GOLDEN) == {"orders": PROGRESS}
+    (tmp_path / FILE_NAME).write_bytes(GOLDEN)
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": PROGRESS}
 
 
-def test_what_a_rebase_notes_is_read_again():
+def test_what_a_rebase_notes_is_read_again(tmp_path):
     """identity T4"""
     rebased = replace(
         PROGRESS.under(19),
@@ -56,7 +55,8 @@ def test_what_a_rebase_notes_is_read_again():
         rebase={0: Rebase(200, ((90, 95), (120, 200))), 1: Rebase(50, ())},
         skipped=(*PROGRESS.skipped, Skip(0, 10, "rebased", 5, 20)),
     )
-    assert decode_progress(Path("x"), encode_progress({"orders": rebased})) == {"orders": rebased}
+    write_progress(REAL_FILESYSTEM, tmp_path, {"orders": rebased})
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": rebased}
     assert (rebased.pid_epoch, rebased.pid_epochs, rebased.under(20).pid_epochs) == (19, (2,), (2, 19))
     assert rebased.with_topic(UUID(int=7), 3, 19).lost == {1: (20, 50)}
     assert rebased.with_topic(UUID(int=8), 3, 19).lost == {}, "another topic has lost nothing yet"
