@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 SLOT_WAITS_MS = 10_000
 """A free slot waits for less than this until another worker ships it."""
 KAFKA_AWAY_MS = 5_000
-"""Nothing shipped for less than this is no problem yet: a broker may restart."""
+"""A topic that took nothing for less than this is no problem yet: a broker may be restarting."""
 PAUSE_MS = 5_000
-"""Appends that are refused, or wait, for less than this are no reason to send requests elsewhere: members come back."""
+"""Requests go elsewhere once appends have been refused, or waited, for so long: members come back."""
 _ASK_S = 0.5
-"""So long a worker waits for another one's answer: a probe waits for a second."""
+"""How long a worker waits for another worker's answer. The probe that asked it waits for a second."""
 HELD = "held by a process that does not answer"
-"""The state of what a process has open that hangs, or is another user's."""
+"""The state of an outbox whose process hangs, or belongs to another user."""
 _LEFT = "it was to become a member, and nobody goes on with that: give the same command again, or drop it"
 _PARKING = "parking log", Blocks.SHIPPING
 TRIED_AGAIN_MS = 60_000
-"""A log that refused its last append for its disk's sake is worth a request again after this time."""
+"""After this time a log whose disk refused the last append is sent requests again."""
 
 
 class LeadingState(Enum):
@@ -99,12 +99,11 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
+    """A member; or a node that is to become one (`is_joining`), and counts for nothing yet.
 
     sessions: how many of its partitions are pushed to now. trouble: why no session can begin, or what is damaged there
-    and can't be repaired, and since when (wall clock); None if there is nothing in the way. is_left: it is joining, and
-    nobody goes on with that, since then. is_silent: it has not
-    answered for some seconds. lag: None for the leader itself.
+    and can't be repaired; None without any. trouble_since_ms: wall clock. is_left: nobody has gone on adding the
+    joining node since then. is_silent: it has not answered for some seconds. lag: None for the leader itself.
     """
 
     index: int
@@ -131,9 +130,9 @@ class MemberStatus:
 
 
 class StoppedPartition(NamedTuple):
-    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts; since_ms: wall clock.
+    """A partition whose shipping stopped at `offset` until somebody acts.
 
-    is_refused: whether it goes on once the record there is given up.
+    since_ms: wall clock. is_refused: whether it goes on once the record at `offset` is given up.
     """
 
     partition: int
@@ -409,8 +408,10 @@ class OutboxStatus(ClosedOutbox):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStatus(Status):
-    """All worker slots of a directory, as the worker tells it that has their health port. others: what other processes
-    answer for their slots, by the slot's directory; of a slot that nobody has open, what is wrong with it.
+    """All worker slots of a directory, as told by the worker that serves their health port.
+
+    others: by the slot's directory, what the process answers that has it open; or what is wrong with a slot that nobody
+    has open.
     """
 
     kind: str = "workers"
@@ -473,7 +474,7 @@ def workers_status(own: OutboxStatus) -> WorkersStatus:
 
 
 class LateRecords(NamedTuple):
-    """A partition whose oldest appended record is not acknowledged since then (wall clock), and for what it waits."""
+    """A partition whose oldest unacknowledged record was appended at `since_ms` (wall clock), and what it waits for."""
 
     partition: int
     since_ms: int

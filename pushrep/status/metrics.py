@@ -7,9 +7,9 @@ Names follow Prometheus' guide: they begin with `pushrep_`, end with the base un
 `_timestamp_seconds` since 1970), and counters end in `_total`. docs/metrics.md is generated from FAMILIES. Values are
 read at each scrape. This module needs the extra `metrics` (prometheus-client).
 
-How a field gives samples: a sequence one for each item, a mapping one for each key (the last label), a histogram
-itself, a sequence at the end its length, a field `..._ms` seconds, None no sample. A label is an attribute of what the
-path passes, the innermost first; `outbox` and `topic` the outermost.
+The samples of a path: one for each item of a sequence, and for each key of a mapping, which is the last label. At the
+path's end a histogram is the sample, of a sequence its length, of a field `..._ms` its seconds; None has no sample. A
+label is an attribute of an object on the path, the innermost that has it; `outbox` and `topic` of the outermost.
 """
 
 import platform
