@@ -52,7 +52,7 @@ SLOT_WAITS_MS = 10_000
 KAFKA_AWAY_MS = 5_000
 """A topic that took nothing for less than this is no problem yet: a broker may be restarting."""
 PAUSE_MS = 5_000
-"""Requests go elsewhere once appends have been refused, or waited, for so long: members come back."""
+"""Requests go elsewhere once appends are refused, or wait, for so long, and no sooner: members come back."""
 _ASK_S = 0.5
 """How long a worker waits for another worker's answer. The probe that asked it waits for a second."""
 HELD = "held by a process that does not answer"
