@@ -223,3 +223,12 @@ def pytest_report_header():
 @pytest.fixture(scope="session")
 def torture():
     return _TORTURE
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of this process's PostgreSQL server, which is started once: a test makes databases of its own."""
+    from tests.postgresql import running_server
+
+    with running_server() as url:
+        yield url

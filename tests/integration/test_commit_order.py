@@ -8,7 +8,7 @@ import pytest
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.outbox import MetadataNotRising, Outbox
 from tests.house.doc_blocks import blocks_of
-from tests.postgresql import running_server
+from tests.postgresql import new_database
 from tests.support.outbox_arguments import outbox_arguments
 
 psycopg = pytest.importorskip("psycopg")
@@ -19,14 +19,14 @@ PID = 7
 
 
 @pytest.fixture(scope="module")
-def orders():
+def orders(postgresql):
     """Opens connections to a database with the page's table."""
-    with running_server() as url:
-        with psycopg.connect(url) as made:
-            made.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, what text)")
-            for statement in re.search(r"```sql\n(ALTER.*?)```", PAGE.read_text(), re.DOTALL)[1].split(";"):
-                made.execute(statement)
-        yield lambda: psycopg.connect(url)
+    url = new_database(postgresql, "commit_order")
+    with psycopg.connect(url) as made:
+        made.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, what text)")
+        for statement in re.search(r"```sql\n(ALTER.*?)```", PAGE.read_text(), re.DOTALL)[1].split(";"):
+            made.execute(statement)
+    return lambda: psycopg.connect(url)
 
 
 def passing(outbox):

@@ -11,7 +11,6 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
-from tests.postgresql import running_server
 from tests.spark_programs import FORKLESS_CHECKPOINTS, WORKERS_PYTHON
 
 LOG4J = """\
@@ -106,10 +105,3 @@ def no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
         for query in request.getfixturevalue("spark").streams.active:
             with contextlib.suppress(Exception):
                 query.stop()
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[str]:
-    """A server, ended with the tests."""
-    with running_server() as server:
-        yield server

@@ -10,13 +10,6 @@ import pytest
 from sqlalchemy import create_engine
 
 from pushrep import Outbox
-from tests.postgresql import running_server
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    with running_server() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -25,12 +18,12 @@ def dsn(request, tmp_path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'shop.db'}"
         return
-    yield from new_database(request.getfixturevalue("server"))
+    yield from new_database(request.getfixturevalue("postgresql"))
 
 
 @pytest.fixture
-def postgresql_dsn(server) -> Iterator[str]:
-    yield from new_database(server)
+def postgresql_dsn(postgresql) -> Iterator[str]:
+    yield from new_database(postgresql)
 
 
 def new_database(server: str) -> Iterator[str]:

@@ -128,7 +128,7 @@ def test_events_of_a_row_that_was_locked_first_are_in_the_order_of_its_changes(e
 
 
 @pytest.mark.parametrize("dsn", ["postgresql"], indirect=True)
-def test_savepoints_and_prepared_transactions(engine, dsn, orders, tmp_path, server):
+def test_savepoints_and_prepared_transactions(engine, dsn, orders, tmp_path):
     with open_outbox(tmp_path / "outbox") as outbox:
         with Session(engine) as session, session.begin():
             orders.add(session, OrderPlaced(1, "a"))
