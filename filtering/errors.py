@@ -1,5 +1,6 @@
 """Everything that filtering refuses, named for what the caller does next; the fields are for code."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -85,6 +86,17 @@ class WrongCarrier(BadFilterSetting):
     def __init__(self, carrier: str, right: str, why: str) -> None:
         super().__init__("carrier", carrier, f"{right!r} {why}")
         self.right, self.why = right, why
+
+
+class NotDeserialized(FilteringError):
+    """The deserializer refused values. `failed`: (record, error) of each, the value as it came; `records`: the others
+    of this read. All of them count as read: a commit passes them. To read them again end without a commit.
+    """
+
+    def __init__(self, records: Sequence[Any], failed: Sequence[tuple[Any, Exception]]) -> None:
+        why = failed[0][1]
+        super().__init__(f"{len(failed)} of {len(records) + len(failed)} values: {type(why).__name__}: {why}")
+        self.records, self.failed = records, failed
 
 
 class CorruptMarks(FilteringError):

@@ -114,7 +114,7 @@ class Setting:
             return False
         if self.within is not None and isinstance(value, int | float):
             return self.within.least <= value and (self.within.most is None or value <= self.within.most)
-        return not self.words or value is None or value in self.words
+        return not self.words or not isinstance(value, str) or value in self.words
 
     def _wanted(self, *, is_spelled: bool) -> str:
         return " or ".join(self._named(kind, is_spelled=is_spelled) for kind in self.kinds)

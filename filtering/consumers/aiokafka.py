@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from itertools import compress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -64,7 +66,8 @@ from filtering.consumers.group_member import (
     run_async,
 )
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts, Startpoints
-from filtering.errors import BadFilterSetting, MissingRight
+from filtering.consumers.values import Deserialized, Deserializer
+from filtering.errors import BadFilterSetting, MissingRight, NotDeserialized
 from filtering.replay_filter import FilterCounts
 from filtering.retry import TIMEOUT_S, Failure, ask_async
 from filtering.stream_metadata import METADATA_HEADER
@@ -152,7 +155,8 @@ class ReplayFilteredConsumer:
     "header", or a function of the record that returns them, or None for a record that has no position. window,
     only_pids, ttl_s: ReplayFilter's. retention_ms: the topics', the least ttl_s; 0 for any. startpoints: their store,
     by which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
-    they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
+    they are read. deserializer: makes each value of its bytes: a function, or one of confluent-kafka's, which then runs
+    in a thread, since it may wait for a registry. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
     settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises BadFilterSetting; entering it raises the client's KafkaError.
     """
@@ -167,6 +171,7 @@ class ReplayFilteredConsumer:
         ttl_s: float | None = None,
         retention_ms: int | None = None,
         startpoints: Startpoints | None = None,
+        deserializer: Callable[[bytes], Any] | None = None,
         on_assign: OnPartitions | None = None,
         on_revoke: OnPartitions | None = None,
         **settings: Any,
@@ -177,6 +182,7 @@ class ReplayFilteredConsumer:
             raise BadFilterSetting("enable_auto_commit", True, NO_AUTO_COMMIT)
         if not group_id:
             raise BadFilterSetting("group_id", group_id, "needed: positions and marks are kept under it")
+        self._deserializer = None if deserializer is None else Deserializer(deserializer)
         self._topics, self._group, self._settings = topics, group_id, settings
         pids = None if only_pids is None else frozenset(only_pids)
         settings_of_filter = FilterSettings(
@@ -228,18 +234,18 @@ class ReplayFilteredConsumer:
             raise
 
     async def getone(self) -> ConsumerRecord:
-        """The next record that is no replay. Raises PairSplit, WrongCarrier, and the client's KafkaError."""
+        """The next record that is no replay. Raises PairSplit, WrongCarrier, NotDeserialized, the client's errors."""
         while True:
             await self._follow()
             moves = self._member.moves
             for record in await self._next():
                 partition = (record.topic, record.partition)
-                await self._begin_read({partition: record.offset})
+                values = await self._begin_read({partition: record.offset}, [record])
                 try:
                     if self._is_read(partition, moves) and self._member.admit(
                         partition, record.offset, self._key_of(record), record
                     ):
-                        return record
+                        return self._with_values({TopicPartition(*partition): [record]}, values)[partition][0]
                 finally:
                     self._moving.release()
 
@@ -259,11 +265,12 @@ class ReplayFilteredConsumer:
                 found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
             if found or wait_s >= left_s:
                 break
-        await self._begin_read(
-            {(one.topic, one.partition): records[0].offset for one, records in found.items() if records}
+        values = await self._begin_read(
+            {(one.topic, one.partition): records[0].offset for one, records in found.items() if records},
+            [one for records in found.values() for one in records],
         )
         try:
-            return self._kept(found, moves)
+            return self._with_values(self._kept(found, moves), values)
         finally:
             self._moving.release()
 
@@ -476,17 +483,45 @@ class ReplayFilteredConsumer:
                 self._seek_back()
                 await self._run(self._member.follow(asyncio.get_running_loop().time()))
 
-    async def _begin_read(self, handed_over: Mapping[tuple[str, int], int]) -> None:
-        """Wait until no partition is moved, and take the lock.
+    async def _begin_read(
+        self, handed_over: Mapping[tuple[str, int], int], records: Sequence[ConsumerRecord]
+    ) -> Mapping[int, Deserialized]:
+        """Deserialize, wait until no partition is moved, and take the lock. Returns what became of the values.
 
         handed_over: the first offset of each partition that the client handed over. If the caller gives up waiting, as
-        `asyncio.wait_for` does, the next read seeks back there, so that none of these records is lost.
+        `asyncio.wait_for` does, the next read seeks back there, so that none of these records is lost. That is why
+        values are made before a record is admitted.
         """
         try:
+            values = await self._deserialized(records)
             await self._moving.acquire()
         except asyncio.CancelledError:
             self._not_yielded = {**handed_over, **self._not_yielded}
             raise
+        return values
+
+    async def _deserialized(self, records: Sequence[ConsumerRecord]) -> Mapping[int, Deserialized]:
+        """By the id of the record, which is no key."""
+        if self._deserializer is None:
+            return {}
+        read = partial(self._deserializer.read, [(one.topic, one.value) for one in records])
+        found = await asyncio.to_thread(read) if self._deserializer.asks_registry else read()
+        return dict(zip(map(id, records), found, strict=True))
+
+    def _with_values(
+        self, kept: dict[TopicPartition, list[ConsumerRecord]], values: Mapping[int, Deserialized]
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """The records with their values; raises NotDeserialized."""
+        if self._deserializer is None:
+            return kept
+        failed = [(one, error) for some in kept.values() for one in some if (error := values[id(one)].error)]
+        made = {
+            partition: [replace(one, value=values[id(one)].value) for one in some if values[id(one)].error is None]
+            for partition, some in kept.items()
+        }
+        if failed:
+            raise NotDeserialized([one for some in made.values() for one in some], failed) from failed[0][1]
+        return made
 
     def _seek_back(self) -> None:
         for name, first in self._not_yielded.items():

@@ -59,7 +59,8 @@ from filtering.consumers.group_member import (
     run,
 )
 from filtering.consumers.startpoints import Startpoints
-from filtering.errors import BadFilterSetting, MissingRight
+from filtering.consumers.values import Deserializer
+from filtering.errors import BadFilterSetting, MissingRight, NotDeserialized
 from filtering.replay_filter import FilterCounts
 from filtering.retry import Failure, ask
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
@@ -78,6 +79,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     window, only_pids, ttl_s: ReplayFilter's. retention_ms: the topics', the least ttl_s; 0 for any. marks_topic: a
     compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
     store, by which an operator moves this group's partitions, when they are assigned and while they are read.
+    deserializer: makes each value of its bytes: a function, or one of confluent-kafka's.
     Raises BadFilterSetting, KafkaException.
     """
 
@@ -92,9 +94,11 @@ class ReplayFilteredConsumer(ClosedAtExit):
         retention_ms: int | None = None,
         marks_topic: str | None = None,
         startpoints: Startpoints | None = None,
+        deserializer: Callable[[bytes], Any] | None = None,
     ) -> None:
         if not callable(carrier) and carrier not in {"key", "header"}:
             raise BadFilterSetting("carrier", carrier, '"key", "header" or a function')
+        self._deserializer = None if deserializer is None else Deserializer(deserializer)
         self._group = _group_of(config)
         self._config = {**config, "enable.auto.commit": False}
         pids = None if only_pids is None else frozenset(only_pids)
@@ -167,8 +171,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def poll(self, timeout_s: float = -1) -> Message | None:
         """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time.
 
-        Raises MissingRight where the brokers refuse, PairSplit, WrongCarrier, and what loading positions and
-        startpoints raises.
+        Raises MissingRight where the brokers refuse, PairSplit, WrongCarrier, NotDeserialized, and what loading
+        positions and startpoints raises.
         """
         deadline_s = None if timeout_s < 0 else time.monotonic() + timeout_s
         while True:
@@ -187,7 +191,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             if partition not in self._member.assignment:
                 continue  # of a partition that has just gone
             if self._member.admit(partition, int(message.offset() or 0), self._key_of(message), message):
-                return message
+                return self._with_values([message])[0]
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return None
 
@@ -202,8 +206,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
         assignment = self._member.assignment
         batch = columns_of(messages, assignment.topics, self._key_of)
         if batch is None or not all((batch.topic, one) in assignment for one in batch.spans):
-            return self._one_by_one(messages)
-        return passing(messages, self._member.admit_columns(*batch, messages))
+            return self._with_values(self._one_by_one(messages))
+        return self._with_values(passing(messages, self._member.admit_columns(*batch, messages)))
 
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
@@ -312,6 +316,23 @@ class ReplayFilteredConsumer(ClosedAtExit):
             case DeleteMarks(stored):
                 topic.delete(stored)
         return None
+
+    def _with_values(self, messages: list[Message]) -> list[Message]:
+        """The records, their values deserialized in place; events stay as they are."""
+        if self._deserializer is None:
+            return messages
+        records = [one for one in messages if one.error() is None]
+        failed = []
+        found = self._deserializer.read((str(one.topic()), one.value()) for one in records)
+        for message, (value, error) in zip(records, found, strict=True):
+            if error is None:
+                message.set_value(value)
+            else:
+                failed.append((message, error))
+        if failed:
+            refused = {id(one) for one, _ in failed}
+            raise NotDeserialized([one for one in messages if id(one) not in refused], failed) from failed[0][1]
+        return messages
 
     def _consumed(self, num_messages: int, timeout_s: float) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s

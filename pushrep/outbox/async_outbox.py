@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from filtering import StreamMetadata
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.outbox.batch import Receipt, call_in_loop
 from pushrep.outbox.errors import BufferFull
-from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.outbox import MISSING, Outbox
 
 _APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while memory is free
 _NOT_OPEN = (
@@ -108,9 +108,9 @@ class AsyncOutbox:
 
     async def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
+        partition: int | None = None,
+        value: Any = MISSING,
+        key: Any = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         metadata: StreamMetadata | None = None,
@@ -119,24 +119,37 @@ class AsyncOutbox:
 
         Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`. After 128 appends in a
         row it also suspends for one turn of the loop. If it is cancelled before it returns, nothing was appended.
+        The first value of a type is serialized in a thread: a schema registry may have to be asked.
         """
         if headers and hasattr(headers, "__next__"):
             headers = tuple(headers)  # an iterator could be read only once, and a retry reads it again
+        record = (partition, value, key, headers, timestamp_ms, metadata)
+        if self.outbox.values.serializes:
+            return await self._append_serialized(*record)
         if self._in_a_row > 0:
             self._in_a_row -= 1
             try:
-                return self.outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
+                return self.outbox.append(*record, block=False)
             except BufferFull:
                 pass
-        record = (partition, value, key, headers, timestamp_ms, metadata)
         return await self._append_in_turn(partial(self.outbox.append, *record, block=False))
+
+    async def _append_serialized(self, partition: int | None, value: Any, key: Any, *others: Any) -> Receipt:
+        """Serialized once, however often it is tried to append it."""
+        make = partial(self.outbox.serialized, partition, value, key, *others)
+        try:
+            append = make() if self.outbox.values.has_seen([value], [key]) else await _in_thread(make)
+        except PushrepError as error:
+            self.outbox.count_refused(error)
+            raise
+        return await self._append_in_turn(append)
 
     async def append_many(  # noqa: PLR0913 - the records' columns
         self,
         partition: int,
-        values: Sequence[bytes | None],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
@@ -145,8 +158,11 @@ class AsyncOutbox:
 
         It runs in the loop's thread: a few thousand records at a time hold up the other tasks for a millisecond or two.
         """
+        of = self.outbox.values
+        make = partial(of.many, values, keys)
+        values, keys = make() if of.has_seen(values, keys or ()) else await _in_thread(make)
         return await self._append_in_turn(
-            lambda: self.outbox.append_many(
+            lambda: self.outbox.append_serialized_many(
                 partition,
                 values,
                 keys=keys,

@@ -16,11 +16,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from filtering import StreamMetadata
@@ -32,7 +33,7 @@ from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
 from pushrep.log.directory_files import SLOTS_MAX, slot_directories, slot_path
 from pushrep.log.disk import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
-from pushrep.outbox.columns import RecordRules
+from pushrep.outbox.columns import Columns, RecordRules
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -64,7 +65,16 @@ from pushrep.outbox.partition_appender import (
     raise_unseen_failure,
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
-from pushrep.outbox.settings import DEFAULT_CONFIG, Acks, OnDiverged, OutboxConfig, OutboxSettings
+from pushrep.outbox.record_values import RecordValues
+from pushrep.outbox.settings import (
+    DEFAULT_CONFIG,
+    Acks,
+    MakesBytes,
+    OnDiverged,
+    OutboxConfig,
+    OutboxSettings,
+    PartitionBy,
+)
 from pushrep.outbox.slots import SlotShipper, take_back
 from pushrep.outbox.status import Facts, OutboxStatus, WorkersStatus, status_of, workers_status
 from pushrep.settings import whole_number
@@ -78,6 +88,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("pushrep.outbox")
 
 _HINT = "close it, or use it as a context manager"
+_NEVER_FREE = 1 << 62
+_NOWHERE: Any = SimpleNamespace(lock=nullcontext(), free_bytes=0)  # of no partition: the general path finds one
+MISSING: Any = object()
+"""A value that was not given: None is a tombstone."""
 _GRACE_S = 1.0  # enough for a writer to end its round, unless its disk hangs
 
 
@@ -113,7 +127,10 @@ class Outbox(FirstErrorRaised):
             self._all_appenders.append(PartitionAppender(log, shared, store, replicas.get(log.partition)))
             opened.shipping.parking.append_by(partial(self._append_parked, self._all_appenders[-1]))
         self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
-        self._overhead = self._rules.overhead_bytes
+        destination = identity.topic if settings.kafka is None else settings.kafka.topic or identity.topic
+        self.values = RecordValues(settings, identity.partitions, destination)
+        # With a serializer no record is one that the hot path takes: nothing of its size is ever free.
+        self._overhead = _NEVER_FREE if self.values.serializes else self._rules.overhead_bytes
         self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
@@ -142,6 +159,9 @@ class Outbox(FirstErrorRaised):
         acks: Acks | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str = "key",
+        serializer: MakesBytes | None = None,
+        key_serializer: MakesBytes | None = None,
+        partition_by: PartitionBy = None,
         health: "HealthSettings | None" = None,
         config: OutboxConfig = DEFAULT_CONFIG,
         filesystem: Filesystem = REAL_FILESYSTEM,
@@ -163,6 +183,11 @@ class Outbox(FirstErrorRaised):
             records. BUFFERED: in the page cache, which survives the end of this process, but no power cut.
         carrier: where the 20 bytes of metadata are stored: "key", or "header" (`stream-metadata`), which leaves the key
             to the application. Fixed when the outbox is made.
+        serializer: makes the bytes of each value: any function, as `pushrep.values.to_json`, or confluent-kafka's,
+            which gets a context with the Kafka topic, and whose schema is asked for here. None: values are bytes.
+        key_serializer: the same for keys; wants carrier "header".
+        partition_by: where a record goes that is appended without a partition. "key": where Kafka's own partitioner
+            puts its key (murmur2), without a key in turn; wants carrier "header". Or a function of the value.
         health: the address of /livez, /readyz and /metrics, served while the outbox is open (docs/operating.md).
         config: limits, times and sizes.
 
@@ -173,8 +198,10 @@ class Outbox(FirstErrorRaised):
         records were fetched).
         """
         settings = OutboxSettings(
-            replicas=replicas, kafka=kafka, acks=acks, durability=durability, health=health, config=config
-        )
+            replicas=replicas, kafka=kafka, acks=acks, durability=durability, serializer=serializer,
+            key_serializer=key_serializer, partition_by=partition_by, health=health, config=config,
+        )  # fmt: skip
+        settings.refuse_keys(carrier)
         directory = checked_path("directory", directory)
         wanted = new_identity(
             producer=producer, topic=topic, partitions=partitions, carrier=carrier, replicas=replicas,
@@ -192,7 +219,7 @@ class Outbox(FirstErrorRaised):
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
             outbox._subscribe(filesystem)
             outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
-            serve_control(outbox._resources, outbox.facts, filesystem, outbox.append)
+            serve_control(outbox._resources, outbox.facts, filesystem, outbox.append_serialized)
             try:
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
@@ -200,6 +227,7 @@ class Outbox(FirstErrorRaised):
                     is_slot = directory in slot_directories(directory.parent)
                     status = outbox._workers_status if is_slot else outbox.status
                     outbox._resources.callback(HealthServer(health, status, is_shared=is_slot).close)
+                outbox.values.warm()  # last: what is in the log is shipped, whether a registry answers or not
             except BaseException:
                 outbox.close()
                 raise
@@ -253,6 +281,9 @@ class Outbox(FirstErrorRaised):
         acks: Acks | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str = "key",
+        serializer: MakesBytes | None = None,
+        key_serializer: MakesBytes | None = None,
+        partition_by: PartitionBy = None,
         health: "HealthSettings | None" = None,
         config: OutboxConfig = DEFAULT_CONFIG,
         filesystem: Filesystem = REAL_FILESYSTEM,
@@ -283,7 +314,10 @@ class Outbox(FirstErrorRaised):
         # Used slots first, so that a dead worker's records are shipped soon.
         for path in sorted(every, key=lambda path: not path.exists()):
             try:
-                own = cls.open(path, topic, partitions, producer, health=health, config=config, **settings)
+                own = cls.open(
+                    path, topic, partitions, producer, serializer=serializer, key_serializer=key_serializer,
+                    partition_by=partition_by, health=health, config=config, **settings,
+                )  # fmt: skip
             except LogLocked as taken:
                 holders.append(taken.pid)
                 continue
@@ -312,6 +346,9 @@ class Outbox(FirstErrorRaised):
         kafka: KafkaDestination | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str | None = None,
+        serializer: MakesBytes | None = None,
+        key_serializer: MakesBytes | None = None,
+        partition_by: PartitionBy = None,
         health: "HealthSettings | None" = None,
         on_state: "OnState | None" = None,
         cancel: threading.Event | None = None,
@@ -343,7 +380,11 @@ class Outbox(FirstErrorRaised):
 
         home = checked_path("directory", directory)
         refuse_standby(home, config)
-        settings = OutboxSettings(kafka=kafka, durability=durability, health=health, config=config)
+        settings = OutboxSettings(
+            kafka=kafka, durability=durability, serializer=serializer, key_serializer=key_serializer,
+            partition_by=partition_by, health=health, config=config,
+        )  # fmt: skip
+        settings.refuse_keys(carrier or "header")
         count, word = partitions if partitions is not None else 1, carrier if carrier is not None else "key"
         new_identity(producer=producer, topic=topic, partitions=count, carrier=word)  # refuses nonsense before it waits
         opened: list[Outbox] = []
@@ -351,7 +392,8 @@ class Outbox(FirstErrorRaised):
         def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> tuple[Facts, Callable[[], None]]:
             outbox = cls.open(
                 path, topic, granted.partitions, producer, replicas=others, kafka=kafka, durability=durability,
-                carrier=granted.carrier, health=health, config=config, filesystem=filesystem, clock=clock,
+                carrier=granted.carrier, serializer=serializer, key_serializer=key_serializer,
+                partition_by=partition_by, health=health, config=config, filesystem=filesystem, clock=clock,
             )  # fmt: skip
             opened.append(outbox)
             return outbox.facts, outbox.close
@@ -365,9 +407,9 @@ class Outbox(FirstErrorRaised):
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
+        partition: int | None = None,
+        value: Any = MISSING,
+        key: Any = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         metadata: StreamMetadata | None = None,
@@ -376,22 +418,26 @@ class Outbox(FirstErrorRaised):
     ) -> Receipt:
         """Append one record, and return at once; the receipt gives its offset when it is safe.
 
+        `partition`: None: where `partition_by` says. `value`, `key`: bytes or None, or what the serializers take.
         `timestamp_ms`: milliseconds since 1970 UTC; None: the time when its batch was begun, at most `linger_ms` ago.
         `metadata`: where the record lived upstream; its partition mod `partitions` must be `partition`, and the source
         offsets of a pair rise from open to close.
         `block`: False: raise `BufferFull` at once instead of waiting for `block_ms`.
         Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `LogStopped`,
-        `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`).
+        `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`);
+        what a serializer raises.
         """
         try:
             try:
-                appender = self._appenders[partition]
+                appender = self._appenders[partition]  # type: ignore[index]  # None is no partition
             except (KeyError, TypeError):
-                self._no_partition(partition)
+                if partition is not None:
+                    self._no_partition(partition)
+                appender = _NOWHERE
             # The hot path: a plain record that fits into the open batch costs one lock and one list append. The second
             # path: such a record with a timestamp or metadata. Anything else takes the general path.
             if value.__class__ is bytes and key is None and not headers:
-                size = len(value) + self._overhead  # its class is bytes, checked above
+                size = len(value) + self._overhead
                 if metadata is None and timestamp_ms is None:
                     with appender.lock:
                         if appender.free_bytes >= size:
@@ -407,24 +453,17 @@ class Outbox(FirstErrorRaised):
                             receipt = appender.add_within_free_bytes(value, timestamp_ms, metadata)
                             appender.free_bytes -= size
                             return receipt
-            record = self._rules.one(value, key, headers, timestamp_ms, metadata)
-            deadline_ms: int | None = None
-            while True:
-                with appender.lock:
-                    taken = appender.add_one(record)
-                if taken is not None:
-                    return taken
-                deadline_ms = self._wait_for_free_bytes(record.size_bytes, deadline_ms, block=block)
+            return self.serialized(partition, value, key, headers, timestamp_ms, metadata, block=block)()
         except PushrepError as error:
-            self._count_refused(error)
+            self.count_refused(error)
             raise
 
     def append_many(  # noqa: PLR0913 - the records' columns
         self,
         partition: int,
-        values: Sequence[bytes | None],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
@@ -436,6 +475,23 @@ class Outbox(FirstErrorRaised):
         serve all. `metadata`: the first record's position, the others taking the offsets after it, or one per record.
         Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
         """
+        values, keys = self.values.many(values, keys)
+        return self.append_serialized_many(
+            partition, values, keys=keys, headers=headers, timestamps_ms=timestamps_ms, metadata=metadata, block=block
+        )
+
+    def append_serialized_many(  # noqa: PLR0913 - as `append_many`
+        self,
+        partition: int,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
+        timestamps_ms: int | Sequence[int] | None = None,
+        metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
+        block: bool = True,
+    ) -> Receipt:
+        """As `append_many`, of bytes, whatever the serializers."""
         try:
             try:
                 appender = self._appenders[partition]
@@ -457,8 +513,53 @@ class Outbox(FirstErrorRaised):
                 self._budget.give(size)
                 raise
         except PushrepError as error:
-            self._count_refused(error)
+            self.count_refused(error)
             raise
+
+    def serialized(  # noqa: PLR0913, PLR0917 - a record's columns
+        self,
+        partition: int | None,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes | None]],
+        timestamp_ms: int | None,
+        metadata: StreamMetadata | None,
+        *,
+        block: bool = False,
+    ) -> Callable[[], Receipt]:
+        """Serialize and check a record; what appends it, which may be tried again."""
+        if value is MISSING:
+            raise RecordRefused("value", "has to be given; None is a tombstone")
+        data, key = self.values.one(value, key)
+        record = self._rules.one(data, key, headers, timestamp_ms, metadata)
+        if partition is None:
+            partition = self.values.partition(value, None if record.keys is None else record.keys[0])
+        try:
+            appender = self._appenders[partition]  # type: ignore[index]  # None is no key
+        except (KeyError, TypeError):
+            self._no_partition(partition)
+        return partial(self._append_record, appender, record, block=block)
+
+    def append_serialized(
+        self,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        timestamp_ms: int | None,
+    ) -> Receipt:
+        """As `append`, of bytes, whatever the serializers."""
+        record = self._rules.one(value, key, headers, timestamp_ms, None)
+        return self._append_record(self._appenders[partition], record, block=True)
+
+    def _append_record(self, appender: PartitionAppender, record: Columns, *, block: bool) -> Receipt:
+        deadline_ms: int | None = None
+        while True:
+            with appender.lock:
+                taken = appender.add_one(record)
+            if taken is not None:
+                return taken
+            deadline_ms = self._wait_for_free_bytes(record.size_bytes, deadline_ms, block=block)
 
     def last_metadata(self, pid: int, partition: int) -> int | None:
         """The highest source offset of (pid, source partition) in the log, None if it has none. Resume at that offset +
@@ -592,13 +693,17 @@ class Outbox(FirstErrorRaised):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=record.size_bytes, block_ms=0)
         return receipt.result()
 
-    def _count_refused(self, error: PushrepError) -> None:
+    def count_refused(self, error: PushrepError) -> None:
+        """Count it among the refused appends that the status shows."""
         with self._refused_lock:
             self._refused[type(error).__name__] += 1
 
     def _no_partition(self, partition: object) -> NoReturn:
         raise RecordRefused(
-            "partition", f"{partition!r} is not one of the {self.identity.partitions}, counted from 0"
+            "partition",
+            "has to be given, or partition_by= when the outbox is opened"
+            if partition is None
+            else f"{partition!r} is not one of the {self.identity.partitions}, counted from 0",
         ) from None
 
 

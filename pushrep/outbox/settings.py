@@ -1,6 +1,6 @@
 """The settings of an outbox that may change at each opening. Each class checks its values when it is made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
+from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, OneOf, check, with_near_names
 
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 """How long an outbox with a destination keeps what the topic has, if nothing else is said: as Kafka's own topics."""
@@ -22,6 +22,10 @@ _TAKEOVER_AFTER_MIN_MS = 2_000  # a leader sends a heartbeat once a second
 _Ms = Annotated[int, Between(0, DURATION_MAX_MS)]
 _MsFromOne = Annotated[int, Between(1, DURATION_MAX_MS)]
 _Seconds = Annotated[float, Between(0, DURATION_MAX_S)]
+
+MakesBytes = Callable[[Any], bytes | None]
+"""A serializer."""
+PartitionBy = Annotated[str | Callable[[Any], int] | None, OneOf(("key",))]
 
 
 class Acks(Enum):
@@ -124,6 +128,9 @@ class OutboxSettings:
     kafka: KafkaDestination | None = None
     acks: Acks | None = None
     durability: Durability = Durability.FLUSHED
+    serializer: MakesBytes | None = None
+    key_serializer: MakesBytes | None = None
+    partition_by: PartitionBy = None
     health: Any = None  # a HealthSettings, which is checked below: its module brings an HTTP server
     config: OutboxConfig = DEFAULT_CONFIG
 
@@ -155,6 +162,14 @@ class OutboxSettings:
                 raise BadArgument(
                     "min_insync_replicas", f"give a number between 1 and {len(self.replicas) + 1}, not {least}"
                 )
+
+    def refuse_keys(self, carrier: str) -> None:
+        """Raise BadArgument for a setting of keys where the metadata takes the key of each record."""
+        of_keys = {"key_serializer": self.key_serializer is not None, "partition_by": self.partition_by == "key"}
+        for name, is_given in of_keys.items():
+            if carrier == "key" and is_given:
+                why = "this outbox carries the metadata in the key, so a record can't have one of its own"
+                raise BadArgument(name, f"{why}: make the outbox with carrier='header'")
 
     @property
     def needs_all(self) -> bool:

@@ -10,7 +10,6 @@ their async kinds through `add_async`, and the connections of psycopg and of sql
 """
 
 import base64
-import itertools
 import json
 import logging
 import re
@@ -23,7 +22,6 @@ from sqlalchemy import event as events
 from sqlalchemy.orm import Session, scoped_session
 
 from filtering import METADATA_HEADER
-from filtering.murmur import default_partition
 from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import is_topic
@@ -34,7 +32,7 @@ from pushrep.settings import whole_number
 from pushrep.tables.decide import EVENT_ID
 from pushrep.tables.errors import NotInTransaction
 from pushrep.tables.schema import Tables, tables_in
-from pushrep.tables.values import to_json
+from pushrep.values import NotWarm, Partitioner, Serializer, to_json
 
 Headers = Sequence[tuple[str, bytes | None]]
 Event = TypeVar("Event")
@@ -82,16 +80,21 @@ class OutboxTable:
         partitions: int,
         key: Callable[[Event], bytes | str | None] | None = None,
         partition: Callable[[Event], int] | None = None,
-        serializer: Callable[[Event], bytes] = to_json,
+        serializer: Callable[[Event], bytes | None] = to_json,
+        kafka_topic: str | None = None,
     ) -> "TableTopic[Event]":
         """The events of one topic.
 
         name: of the topic, and of the outbox's logs. event_type: what `add` takes; any other type is refused.
         partitions: of the outbox that the relay writes to. key: an event's key; events of one key are in order, in the
         partition that Kafka's own partitioner gives the key. partition: an event's partition, instead. Without either,
-        rows go to the partitions in turn. serializer: an event's value.
+        rows go to the partitions in turn. serializer: an event's value; one of confluent-kafka's that asks a registry
+        is warmed by `warm`. kafka_topic: what such a one is told, if the relay's outbox ships to another topic.
         """
-        return TableTopic(self, name, event_type, partitions, key, partition, serializer)
+        made = (
+            Serializer("serializer", serializer, kafka_topic or name, "value") if callable(serializer) else serializer
+        )
+        return TableTopic(self, name, event_type, partitions, key, partition, made)
 
     def when_committed(self, topic: str, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a Session of this process committed a row of the topic. It must not wait."""
@@ -131,7 +134,7 @@ class TableTopic(Generic[Event]):
         partitions: int,
         key: Callable[[Event], bytes | str | None] | None,
         partition: Callable[[Event], int] | None,
-        serializer: Callable[[Event], bytes],
+        serializer: Serializer,
     ) -> None:
         if not isinstance(name, str) or not is_topic(name):
             raise BadArgument("name", f"{name!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
@@ -142,9 +145,15 @@ class TableTopic(Generic[Event]):
                 raise BadArgument(argument, f"give a function of an event, not {given!r}")
         whole_number("partitions", partitions, 1, PARTITIONS_MAX)
         self.name, self.partitions, self.outbox = name, partitions, outbox
-        self._type, self._key, self._partition, self._serializer = event_type, key, partition, serializer
-        self._turn = itertools.count()
+        self._type, self._key, self._serializer = event_type, key, serializer
+        self._partition_of = Partitioner(partitions, partition or "key")
         self._rules = RecordRules("header", DEFAULT_CONFIG.record_bytes_max - _RESERVED_BYTES)
+
+    def warm(self) -> None:
+        """Ask the registry for the schema of the serializer, if it has one: when the service starts, in no event loop
+        and no transaction. Raises what the serializer raises; then call it again.
+        """
+        self._serializer.warm()
 
     def add(
         self,
@@ -160,8 +169,8 @@ class TableTopic(Generic[Event]):
         flushed first, so that a row that was changed is locked before the event's id is drawn: events of a row that
         each transaction changes, or locks, before its `add` are then in the order of their commits.
         timestamp_ms: the record's time; by default that of its append by the relay.
-        Raises `NotInTransaction`, `RecordRefused` for what no outbox takes, TypeError for another type of event, and
-        what the serializer and the database raise.
+        Raises `NotInTransaction`, `RecordRefused` for what no outbox takes, TypeError for another type of event,
+        `NotWarm`, and what the serializer and the database raise.
         """
         row = self._row(event, headers, timestamp_ms)
         if isinstance(session, scoped_session):
@@ -220,6 +229,8 @@ class TableTopic(Generic[Event]):
     ) -> dict[str, Any]:
         if not isinstance(event, self._type):
             raise TypeError(f"events of topic {self.name} are {self._type.__name__}, not {type(event).__name__}")
+        if not self._serializer.is_warm:
+            raise NotWarm(self.name)
         key = None if self._key is None else self._key(event)
         key = key.encode() if isinstance(key, str) else key
         value, listed = self._serializer(event), tuple(headers)
@@ -234,15 +245,6 @@ class TableTopic(Generic[Event]):
             "headers": headers_text(listed),
             "timestamp_ms": timestamp_ms,
         }
-
-    def _partition_of(self, event: Event, key: bytes | None) -> int:
-        if self._partition is not None:
-            number = self._partition(event)
-            whole_number("partition", number, 0, self.partitions - 1)
-            return number
-        if key is not None:
-            return default_partition(key, self.partitions)
-        return next(self._turn) % self.partitions
 
     def _statement(self, connection: Any) -> tuple[str, str]:
         """The INSERT for a connection that is not SQLAlchemy's, and the mark of a value in it."""

@@ -291,7 +291,7 @@ class TableRelay(FirstErrorRaised):
         now_ms = time.time_ns() // 1_000_000
         while True:
             try:
-                return self.outbox.append_many(
+                return self.outbox.append_serialized_many(
                     partition,
                     [row.value for row in rows],
                     keys=[row.key for row in rows],

@@ -25,7 +25,7 @@ from pushrep.errors import BadArgument
 from pushrep.outbox import RecordRefused
 from pushrep.tables import EVENT_ID, NotInTransaction, OutboxTable
 from pushrep.tables.outbox_table import headers_of, headers_text
-from pushrep.tables.values import to_json
+from pushrep.values import to_json
 from tests.tables.conftest import OrderPlaced
 
 

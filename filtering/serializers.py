@@ -1,0 +1,55 @@
+"""Serializers and deserializers that users give: any function of one argument, and those of confluent-kafka.
+
+    yours                serializer(value) -> bytes             deserializer(data) -> value
+    confluent-kafka's    the same, and a SerializationContext: the Kafka topic, and whether it is a key or a value
+
+The second kind is known by its class, which its user has imported: nothing of confluent-kafka is imported here, and
+nothing of a registry is known.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+_REGISTRY = "confluent_kafka.schema_registry"
+
+
+def with_context(given: Callable[..., Any], topic: str, field: Literal["key", "value"]) -> Callable[[Any], Any]:
+    """The function of one argument that calls it."""
+    client = sys.modules.get("confluent_kafka.serialization")
+    if client is None or not isinstance(given, client.Serializer | client.Deserializer):
+        return given
+    context = client.SerializationContext(topic, field)
+    return lambda value: given(value, context)
+
+
+def asks_registry(given: object) -> bool:
+    """Whether it is one of confluent-kafka's that asks a Schema Registry, at the first use of each schema."""
+    return any(one.__module__.startswith(_REGISTRY) for one in type(given).__mro__)
+
+
+def is_asynchronous(given: object) -> bool:
+    """Whether it is one of confluent-kafka's that answer with an awaitable."""
+    return any(one.__module__.startswith(f"{_REGISTRY}._async") for one in type(given).__mro__)
+
+
+def ask_registry(given: Any, topic: str, field: Literal["key", "value"]) -> None:
+    """Have one that `asks_registry` register, or look up, its schema before there is a value. Raises what it raises if
+    the registry does not answer or refuses.
+
+    It asks before it looks at the value. So the value is one that nothing fits, and what is raised for that is passed
+    over; of Protobuf it is the empty message.
+    """
+    message = getattr(given, "_msg_class", None)
+    try:
+        with_context(given, topic, field)(object() if message is None else message())
+    except Exception as error:
+        if any(_is_of_registry(one) for one in type(error).__mro__):
+            raise
+
+
+def _is_of_registry(kind: type) -> bool:
+    """Whether it is a class of errors of the registry or of the way to it, not of a value."""
+    return (
+        kind is OSError or kind.__name__ == "SchemaRegistryError" or kind.__module__.startswith(("httpx", "requests"))
+    )
