@@ -12,15 +12,16 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-LIGHT_EXTRAS := kafka,sql,tables,metrics,console
+LIGHT_EXTRAS := kafka,registry,sql,tables,metrics,console
 EXTRAS := $(LIGHT_EXTRAS),spark
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
+REGISTRY := .cache/registry
 
-.PHONY: help demo demo-kafka drill test tests torture newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars judge clean
+.PHONY: help demo demo-kafka drill test tests torture newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars registry judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +91,16 @@ $(ARCHIVE)/.done: tests/class_archives.py | $(VENV)/.dev $(JARS)/.done
 	@echo "making archives of Spark's and Kafka's classes in $(ARCHIVE) ..."
 	@$(BIN)/python -m tests.class_archives $(CURDIR)/$(ARCHIVE) || echo "not all could be made: JVMs start without"
 	@mkdir -p $(ARCHIVE) && touch $@
+
+# A schema registry. Without it its tests run against the mock of confluent-kafka alone. The newest that Java 17 runs.
+$(REGISTRY)/.done: tests/registry/registry.sha256
+	@$(HAS_MAVEN)
+	@rm -rf $(REGISTRY) && mkdir -p $(REGISTRY)
+	@mvn -q -B dependency:copy -Dartifact=io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all -DoutputDirectory=$(CURDIR)/$(REGISTRY)
+	@cd $(REGISTRY) && $(SUMS) $(CURDIR)/tests/registry/registry.sha256 && tar xzf *.tar.gz && rm *.tar.gz
+	@touch $@
+
+registry: $(REGISTRY)/.done  ## Fetch Apicurio from Maven, a schema registry for the tests (140 MB)
 
 judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants Go)
 

@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 EXTRA_OF = {
     "aiokafka": "kafka",
-    "authlib": "registry",
     "confluent_kafka": "kafka",
     "jinja2": "console",
     "pandas": "spark",

@@ -84,7 +84,7 @@ class Serializer:
             raise BadArgument(argument, why)
         self.is_warm = not asks_registry(given)
         """Whether no registry has to be asked for its schema."""
-        self._argument, self._call = argument, with_context(given, topic, field)
+        self.argument, self._call = argument, with_context(given, topic, field)
         self._ask = partial(ask_registry, given, topic, field)
         self._types: set[type] = set()
 
@@ -94,7 +94,7 @@ class Serializer:
             return None
         data = self._call(value)
         if data is not None and not isinstance(data, bytes | bytearray | memoryview):
-            raise BadArgument(self._argument, f"it gave {type(data).__name__} for a {type(value).__name__}, not bytes")
+            raise BadArgument(self.argument, f"it gave {type(data).__name__} for a {type(value).__name__}, not bytes")
         self._types.add(type(value))
         return data if data is None else bytes(data)
 

@@ -156,8 +156,8 @@ class ReplayFilteredConsumer:
     only_pids, ttl_s: ReplayFilter's. retention_ms: the topics', the least ttl_s; 0 for any. startpoints: their store,
     by which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
     they are read. deserializer: makes each value of its bytes: a function, or one of confluent-kafka's, which then runs
-    in a thread, since it may wait for a registry. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
-    settings: AIOKafkaConsumer's; auto-commit is refused by name.
+    in a thread, since it may wait for a registry. on_assign, on_revoke: called with this consumer and partitions; in
+    `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises BadFilterSetting; entering it raises the client's KafkaError.
     """
 

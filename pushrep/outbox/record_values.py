@@ -45,9 +45,8 @@ class RecordValues:
 
     def warm(self) -> None:
         """Ask for the schemas. What does not answer is asked again when it is needed."""
-        for made in (self._value, self._key):
+        for made in filter(None, (self._value, self._key)):
             try:
-                if made is not None:
-                    made.warm()
+                made.warm()
             except Exception as error:  # noqa: BLE001 - a registry's client raises what its transport does
-                _LOG.warning("%s: the schema registry was not reached at open: %s", made, error)
+                _LOG.warning("%s: the schema registry was not reached at open: %s", made.argument, error)

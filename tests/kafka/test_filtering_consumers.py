@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from filtering import METADATA_HEADER, StreamMetadata, WrongCarrier, sqe_producer_id
+from filtering import METADATA_HEADER, NotDeserialized, StreamMetadata, WrongCarrier, sqe_producer_id
 from filtering.consumers import MarksTooLarge
 from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions, failure_of_code
@@ -186,6 +186,63 @@ def test_faults_s7_marks_of_another_carrier_are_refused_until_the_printed_comman
             break
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_by(client, broker, topic, 7) == (list(range(7)), None), "where it stood, without marks"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_values_are_deserialized_and_those_that_can_not_be_are_handed_over_as_they_came(broker, topic, client):
+    """Each record once, the refused one in the error; a replay that can't be read is dropped like any other."""
+    name, _, way = client.partition(" ")
+    seen, refused = [], []
+
+    def number_of(data):
+        if int(data) == 3:
+            raise ValueError("three")
+        return {"n": int(data)}
+
+    def took(read):
+        try:
+            seen.extend(read())
+        except NotDeserialized as error:
+            seen.extend(error.records)
+            refused.extend((one, why) for one, why in error.failed)
+
+    def by_confluent():
+        with consumer(broker, topic, carrier="header", deserializer=number_of) as reader:
+            reader.subscribe([topic])
+            for _ in turns():
+                took(lambda: records_of(filter(None, [reader.poll(0.2)]) if way == "poll" else reader.consume(50, 0.2)))
+                if len(seen) >= 9:
+                    break
+            reader.commit()
+        return [(one.value(), one.key()) for one in seen], [(one.value(), str(why)) for one, why in refused]
+
+    async def by_aiokafka():
+        from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+        settings = {"bootstrap_servers": broker.bootstrap_servers, "auto_offset_reset": "earliest"}
+        async with (
+            asyncio.timeout(WAIT_S),
+            ReplayFilteredConsumer(
+                topic, group_id=topic, carrier="header", deserializer=number_of, **settings
+            ) as reader,
+        ):
+            while len(seen) < 9:
+                try:
+                    if way == "getone":
+                        seen.append(await reader.getone())
+                    else:
+                        found = await reader.getmany(timeout_ms=100, max_records=50)
+                        seen.extend(one for records in found.values() for one in records)
+                except NotDeserialized as error:
+                    seen.extend(error.records)
+                    refused.extend(error.failed)
+            await reader.commit()
+        return [(one.value, one.key) for one in seen], [(one.value, str(why)) for one, why in refused]
+
+    fill_in_header(broker, topic, [*range(6), *range(2, 10)])
+    good, bad = by_confluent() if name == "confluent" else asyncio.run(by_aiokafka())
+    assert good == [({"n": number}, b"customer") for number in range(10) if number != 3]
+    assert bad == [(b"3", "three")]
 
 
 def own_position(record):
@@ -383,7 +440,7 @@ def test_consume_transform_produce_in_one_transaction(broker, topic):
 
 CRASHING = """
 import os, sys
-from filtering import METADATA_HEADER, StreamMetadata, WrongCarrier, sqe_producer_id
+from filtering import METADATA_HEADER, NotDeserialized, StreamMetadata, WrongCarrier, sqe_producer_id
 from filtering.consumers.confluent import ReplayFilteredConsumer
 servers, topic, out, commit_every = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 config = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest", "group.instance.id": "one"}

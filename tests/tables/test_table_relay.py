@@ -86,6 +86,15 @@ def test_committed_rows_are_relayed_once_and_rolled_back_ones_are_not(engine, ds
         assert connection.execute(text("SELECT relayed FROM pushrep_outbox_relay")).scalar() == 30
 
 
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_row_is_not_serialized_again_by_the_outbox_of_the_service(engine, dsn, orders, tmp_path):
+    place(engine, orders, 1)
+    with open_outbox(tmp_path / "outbox", serializer=lambda _: b"again", key_serializer=lambda _: b"again") as outbox:
+        relay_until(outbox, dsn, 1)
+        assert [number for _, number in relayed(outbox)] == [1]
+        assert [record.key for n in range(2) for record in outbox.log(n).records(0)] == [b"c1"]
+
+
 @pytest.mark.parametrize("dsn", ["postgresql"], indirect=True)
 def test_a_transaction_that_commits_late_is_relayed_late_and_keeps_nobody_waiting(engine, dsn, orders, tmp_path):
     """Its rows have lower ids than those that were relayed before: no reading behind the highest id would find them."""

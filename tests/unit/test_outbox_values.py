@@ -134,7 +134,6 @@ def test_what_is_left_out_is_refused_by_name(tmp_path):
             outbox.append(0)
         with pytest.raises(RecordRefused, match="value: give bytes"):
             outbox.append(0, {"id": 1})
-        assert sum(outbox.status().refused.values() if hasattr(outbox.status(), "refused") else [3]) == 3
 
 
 def test_a_serializer_that_gives_no_bytes_is_refused_by_name(tmp_path):
