@@ -17,17 +17,24 @@ import decimal
 import enum
 import itertools
 import json
+import logging
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filtering.murmur import default_partition
 from filtering.serializers import ask_registry, asks_registry, is_asynchronous, with_context
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.settings import whole_number
+from pushrep.settings import OneOf, whole_number
+
+_LOG = logging.getLogger("pushrep.outbox")
+
+MakesBytes = Callable[[Any], bytes | None]
+"""A serializer."""
+PartitionBy = Annotated[str | Callable[[Any], int] | None, OneOf(("key",))]
 
 
 def to_json(event: Any) -> bytes:
@@ -76,9 +83,7 @@ class Serializer:
     argument: which setting it is. topic: in Kafka. Raises BadArgument for an asynchronous one.
     """
 
-    def __init__(
-        self, argument: str, given: Callable[..., bytes | None], topic: str, field: Literal["key", "value"]
-    ) -> None:
+    def __init__(self, argument: str, given: MakesBytes, topic: str, field: Literal["key", "value"]) -> None:
         if is_asynchronous(given):
             why = f"{type(given).__name__} is asynchronous: give the one without Async; no event loop waits for it"
             raise BadArgument(argument, why)
@@ -123,3 +128,53 @@ class Partitioner:
         if self._of_event is not None:
             return whole_number("partition", self._of_event(event), 0, self._partitions - 1)
         return next(self._turn) % self._partitions if key is None else default_partition(key, self._partitions)
+
+
+class RecordValues:
+    """What an outbox's settings make of a caller's records, before they are checked; without any they pass as they
+    are. Thread-safe if the serializers are.
+    """
+
+    def __init__(
+        self,
+        serializer: MakesBytes | None,
+        key_serializer: MakesBytes | None,
+        partition_by: PartitionBy,
+        *,
+        partitions: int,
+        topic: str,
+    ) -> None:
+        """Topic: in Kafka."""
+        self._value = None if serializer is None else Serializer("serializer", serializer, topic, "value")
+        self._key = None if key_serializer is None else Serializer("key_serializer", key_serializer, topic, "key")
+        self._partitioner = None if partition_by is None else Partitioner(partitions, partition_by)
+        self.serializes = serializer is not None or key_serializer is not None
+
+    def one(self, value: Any, key: Any) -> tuple[Any, Any]:
+        """The value's and the key's bytes."""
+        return value if self._value is None else self._value(value), key if self._key is None else self._key(key)
+
+    def partition(self, value: Any, key: bytes | None) -> int | None:
+        """Where `partition_by` puts the record. value: as the caller gave it."""
+        return None if self._partitioner is None else self._partitioner(value, key)
+
+    def many(self, values: Sequence[Any], keys: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """The values' and the keys' bytes."""
+        if self._value is not None:
+            values = [self._value(one) for one in values]
+        if self._key is not None and keys is not None:
+            keys = [self._key(one) for one in keys]
+        return values, keys
+
+    def has_seen(self, values: Sequence[Any], keys: Sequence[Any]) -> bool:
+        """Whether none of them is the first of its type to be serialized, which may take long: a registry is asked."""
+        sides = ((self._value, values), (self._key, keys))
+        return all(made is None or all(map(made.has_seen, given)) for made, given in sides)
+
+    def warm(self) -> None:
+        """Ask for the schemas. What does not answer is asked again when it is needed."""
+        for made in filter(None, (self._value, self._key)):
+            try:
+                made.warm()
+            except Exception as error:  # noqa: BLE001 - a registry's client raises what its transport does
+                _LOG.warning("%s: the schema registry was not reached at open: %s", made.argument, error)

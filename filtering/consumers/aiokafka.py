@@ -66,10 +66,10 @@ from filtering.consumers.group_member import (
     run_async,
 )
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts, Startpoints
-from filtering.consumers.values import Deserialized, Deserializer
 from filtering.errors import BadFilterSetting, MissingRight, NotDeserialized
 from filtering.replay_filter import FilterCounts
 from filtering.retry import TIMEOUT_S, Failure, ask_async
+from filtering.serializers import Deserialized, Deserializer
 from filtering.stream_metadata import METADATA_HEADER
 
 _SHARED = frozenset({"bootstrap_servers", "security_protocol", "ssl_context", "client_id", "request_timeout_ms"})

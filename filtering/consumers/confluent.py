@@ -59,10 +59,10 @@ from filtering.consumers.group_member import (
     run,
 )
 from filtering.consumers.startpoints import Startpoints
-from filtering.consumers.values import Deserializer
 from filtering.errors import BadFilterSetting, MissingRight, NotDeserialized
 from filtering.replay_filter import FilterCounts
 from filtering.retry import Failure, ask
+from filtering.serializers import Deserializer
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)

@@ -65,19 +65,17 @@ from pushrep.outbox.partition_appender import (
     raise_unseen_failure,
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
-from pushrep.outbox.record_values import RecordValues
 from pushrep.outbox.settings import (
     DEFAULT_CONFIG,
     Acks,
-    MakesBytes,
     OnDiverged,
     OutboxConfig,
     OutboxSettings,
-    PartitionBy,
 )
 from pushrep.outbox.slots import SlotShipper, take_back
 from pushrep.outbox.status import Facts, OutboxStatus, WorkersStatus, status_of, workers_status
 from pushrep.settings import whole_number
+from pushrep.values import MakesBytes, PartitionBy, RecordValues
 
 if TYPE_CHECKING:
     from pushrep.election.grants import Grant
@@ -128,7 +126,10 @@ class Outbox(FirstErrorRaised):
             opened.shipping.parking.append_by(partial(self._append_parked, self._all_appenders[-1]))
         self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
         destination = identity.topic if settings.kafka is None else settings.kafka.topic or identity.topic
-        self.values = RecordValues(settings, identity.partitions, destination)
+        self.values = RecordValues(
+            settings.serializer, settings.key_serializer, settings.partition_by,
+            partitions=identity.partitions, topic=destination,
+        )  # fmt: skip
         # With a serializer no record is one that the hot path takes: nothing of its size is ever free.
         self._overhead = _NEVER_FREE if self.values.serializes else self._rules.overhead_bytes
         self.owner_pid = os.getpid()

@@ -1,6 +1,6 @@
 """The settings of an outbox that may change at each opening. Each class checks its values when it is made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Annotated, Any
@@ -12,7 +12,8 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, OneOf, check, with_near_names
+from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
+from pushrep.values import MakesBytes, PartitionBy
 
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 """How long an outbox with a destination keeps what the topic has, if nothing else is said: as Kafka's own topics."""
@@ -22,10 +23,6 @@ _TAKEOVER_AFTER_MIN_MS = 2_000  # a leader sends a heartbeat once a second
 _Ms = Annotated[int, Between(0, DURATION_MAX_MS)]
 _MsFromOne = Annotated[int, Between(1, DURATION_MAX_MS)]
 _Seconds = Annotated[float, Between(0, DURATION_MAX_S)]
-
-MakesBytes = Callable[[Any], bytes | None]
-"""A serializer."""
-PartitionBy = Annotated[str | Callable[[Any], int] | None, OneOf(("key",))]
 
 
 class Acks(Enum):

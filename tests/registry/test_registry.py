@@ -16,7 +16,7 @@ from sqlalchemy import MetaData, create_engine
 from sqlalchemy.orm import Session
 
 from filtering import BadFilterSetting
-from filtering.consumers.values import Deserializer
+from filtering.serializers import Deserializer
 from pushrep import AsyncOutbox, KafkaDestination, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.tables import OutboxTable
