@@ -370,10 +370,24 @@ def purge(client: ReplayClient, one: int | str, name: str, offset: int) -> str:
 
 @recording.command(short_help="Delete a recording and its files.")
 @click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")
+@click.option(
+    "--outbox-gone", is_flag=True,
+    help="Delete it although the node is a member of its outbox, which is no more; who led it, and when it was heard, "
+    "is shown first.  [default: refuse]",
+)  # fmt: skip
 @_of_recording("Delete {name} and its files?")
-def delete(client: ReplayClient, one: int | str, name: str, *, force: bool) -> str:
+def delete(client: ReplayClient, one: int | str, name: str, *, force: bool, outbox_gone: bool) -> str:
     """Delete a recording and its files. Its id is never used again."""
-    return f"{name} is deleted, {client.delete(one, force=force).wait():,} bytes were freed"
+    try:
+        freed = client.delete(one, force=force).wait()
+    except ReplayRefused as refused:
+        if not outbox_gone or refused.code is not ErrorCode.RECORDING_IN_USE:
+            raise
+        say(refused.why, err=True)
+        if not click.get_current_context().params["yes"]:
+            click.confirm("Is that outbox gone for good?", abort=True, err=True)
+        freed = client.delete(one, force=force, outbox_gone=True).wait()
+    return f"{name} is deleted, {freed:,} bytes were freed"
 
 
 def _row(one: RecordingInfo) -> tuple[str, ...]:

@@ -12,7 +12,15 @@ import numpy as np
 
 from pushrep.errors import BadArgument
 from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
-from pushrep.records import HEADER_BYTES, Codec, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
+from pushrep.records import (
+    HEADER_BYTES,
+    Codec,
+    CorruptRecordBatch,
+    HeaderColumn,
+    RecordBatch,
+    RecordTooLarge,
+    encode_batch,
+)
 from pushrep.records.encoder import Headers, Keys, common_length, encode_alone
 
 Appendable: TypeAlias = bytes | bytearray | memoryview | RecordBatch | Sequence[bytes | None]
@@ -30,8 +38,8 @@ def to_batches(
 ) -> list[RecordBatch]:
     """The batches to write, at least one. Raises RecordTooLarge, CorruptRecordBatch, BadArgument."""
     if isinstance(data, RecordBatch):
-        if not data.is_checked:
-            RecordBatch.check(data.data)
+        if not data.is_own:
+            _refuse_unreadable(RecordBatch.check(data.data))
         _refuse_above_limit(data.header.size_bytes, config)
         return [data]
     if isinstance(data, bytes | bytearray | memoryview):
@@ -158,6 +166,19 @@ def _part(column: Keys | None, start: int, end: int, count: int) -> Keys | None:
         size = len(column) // count
         return column[start * size : end * size]
     return None if column is None else column[start:end]
+
+
+def _refuse_unreadable(batch: RecordBatch) -> None:
+    """Refuse what a log may not hold, or what nobody could read: each batch has a data record for each of its offsets.
+
+    A batch that was encoded here needs none of it. A replica's batches come from a log, which did it.
+    """
+    header = batch.header
+    if header.is_control:
+        raise CorruptRecordBatch("it is a control batch: a log of one writer has no transactions to end")
+    if not 1 <= header.record_count == header.last_offset_delta + 1:
+        raise CorruptRecordBatch(f"{header.record_count} records for {header.last_offset_delta + 1} offsets")
+    batch.columns()  # as many offsets as records, and ascending: each from 0 on has its record
 
 
 def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) -> None:

@@ -315,7 +315,10 @@ class Replication:
                 granted, started = self._hand_over(partial(self._run, change)), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else not before the change is settled
                     self._wait_for_members(started, self._config.open_timeout_s if wait_s is None else wait_s)
-                return granted
+            gone = [one for one in grant.previous_members if one.index not in granted.indexes]
+            if gone:  # one that is away keeps its old grant, and its copy stays a member's
+                self._election.offer_removed(granted, gone, min(_UNASKED_WAIT_S, self._config.open_timeout_s))
+            return granted
 
     def lead_anew(self, go_on: Callable[[], None]) -> None:
         """A log was opened again after a failure, and lacks records that were pushed: lead by a new grant, as at an

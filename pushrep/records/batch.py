@@ -167,16 +167,17 @@ _COLUMNS_WORTHWHILE = 160  # records; for fewer, a hundred numpy calls cost more
 
 
 class RecordBatch:
-    """The bytes of one batch and their header. The constructor does not check the CRC; `check` does. is_checked: the
-    bytes were checked, or made here. Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
+    """The bytes of one batch and their header. The constructor does not check the CRC; `check` does. is_own: it was
+    encoded here, so its records can be decoded. Raises CorruptRecordBatch unless `data` is exactly one batch by its
+    length field.
     """
 
-    __slots__ = ("data", "header", "is_checked")
+    __slots__ = ("data", "header", "is_own")
 
-    def __init__(self, data: Buffer, header: BatchHeader | None = None) -> None:
+    def __init__(self, data: Buffer, header: BatchHeader | None = None, *, is_own: bool = False) -> None:
         self.data: Buffer = data
         self.header: BatchHeader = BatchHeader.parse(data) if header is None else header
-        self.is_checked = header is not None
+        self.is_own = is_own
         if self.header.batch_length + layout.LENGTH_ENDS_AT != len(data):
             raise CorruptRecordBatch(f"{len(data)} bytes, the length field says {self.header.size_bytes}")
 
@@ -190,7 +191,6 @@ class RecordBatch:
         crc = crc32c(data, layout.CRC_COVERS_FROM)
         if crc != batch.header.crc:
             raise CorruptRecordBatch(f"CRC-32C is {crc:#010x}, the header says {batch.header.crc:#010x}")
-        batch.is_checked = True
         return batch
 
     def __len__(self) -> int:

@@ -354,7 +354,7 @@ def encode_batch(  # noqa: PLR0913 - a batch has this many fields
     data[:HEADER_BYTES] = header.pack()
     crc = crc32c(data, CRC_COVERS_FROM)
     write_crc(data, crc)
-    return RecordBatch(data, header._replace(crc=crc))
+    return RecordBatch(data, header._replace(crc=crc), is_own=True)
 
 
 def encode_alone(value: bytes, timestamp_ms: int) -> RecordBatch:
@@ -373,7 +373,7 @@ def encode_alone(value: bytes, timestamp_ms: int) -> RecordBatch:
     crc = crc32c_of(covered)
     batch_length = len(covered) + CRC_COVERS_FROM - LENGTH_ENDS_AT
     header = BatchHeader._make((0, batch_length, 0, MAGIC, crc, 0, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1))
-    return RecordBatch(bytearray(header.pack()[:CRC_COVERS_FROM] + covered), header)
+    return RecordBatch(bytearray(header.pack()[:CRC_COVERS_FROM] + covered), header, is_own=True)
 
 
 class _Times(NamedTuple):

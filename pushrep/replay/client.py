@@ -165,11 +165,14 @@ class ReplayClient(ClosedAtExit):
         asked = wire.PurgeRequest(recording_id=node.id_of(recording), before_offset=before_offset)
         return accepted(node.ask(asked, wire.PurgeResponse)).log_start_offset
 
-    def delete(self, recording: int | str, *, force: bool = False) -> Deletion:
+    def delete(self, recording: int | str, *, force: bool = False, outbox_gone: bool = False) -> Deletion:
         """Mark a recording as deleted (force: although replays run); its files are removed in the background:
         `.wait()`.
+
+        outbox_gone: also the copy of a member, whose outbox is no more and whose leader is not heard. If it comes back
+        after all, this node counts as that member once it was given everything again.
         """
-        return self._node().delete(recording, force=force)
+        return self._node().delete(recording, force=force, outbox_gone=outbox_gone)
 
     def close(self) -> None:
         """End every session; closing twice is fine."""

@@ -539,11 +539,11 @@ class RemoteReplays:
         with self._lock:
             self._hang_up()
 
-    def delete(self, recording: int | str, *, force: bool) -> Deletion:
+    def delete(self, recording: int | str, *, force: bool, outbox_gone: bool) -> Deletion:
         """Mark it as deleted; its files are removed in the background. Raises ReplayRefused."""
         recording_id = self.id_of(recording)
         with closed_on_error(NodeConnection(self._address, self._settings)) as connection:
-            asked = wire.DeleteRequest(recording_id=recording_id, force=force)
+            asked = wire.DeleteRequest(recording_id=recording_id, force=force, outbox_gone=outbox_gone)
             accepted(connection.ask(asked, wire.DeleteResponse))
         return Deletion(recording_id, connection, connection.correlation_id)
 

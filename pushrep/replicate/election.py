@@ -223,9 +223,18 @@ class Election:
 
     def describe_new(self, members: Sequence[Member], timeout_s: float) -> dict[int, MemberAnswer]:
         """As `describe_members`, for nodes that are to become members and that no grant names yet."""
+        return self._ask_nodes(members, self._clients.describe, timeout_s)
+
+    def offer_removed(self, grant: Grant, members: Sequence[Member], timeout_s: float) -> dict[int, MemberAnswer]:
+        """Show `grant` to nodes that it lists no more: what they hold is their own then. Returns the answers."""
+        return self._ask_nodes([one for one in members if one.address], partial(self._clients.offer, grant), timeout_s)
+
+    def _ask_nodes(
+        self, members: Iterable[Member], question: Callable[[int, Address], MemberAnswer], timeout_s: float
+    ) -> dict[int, MemberAnswer]:
         self._answers = self._round(timeout_s)
         for one in members:
-            self._answers.ask(str(one.index), partial(self._clients.describe, one.index, Address.parse(one.address)))
+            self._answers.ask(str(one.index), partial(question, one.index, Address.parse(one.address)))
         return self._all()
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:

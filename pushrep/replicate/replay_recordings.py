@@ -7,7 +7,8 @@ truncate   sessions above the cut end first, then the log is cut            refu
 purge      whole segments below an offset; of a member's log, none above the leader's log start
 delete     marked DELETED, sessions end; then the files go; then DeleteDone refused for a member's log, or while
                                                                             replays run, unless forced
-A member's log: the newest grant names this node, or a leader's session is open on it. Only that leader may change it.
+A member's log: the newest grant lists this node's directory, or a leader's session is open on it. Only that leader may
+change it; a copy whose outbox is no more can be deleted all the same, if its leader is not heard (outbox_gone).
 A log is live while a leader's session is open on it, and while one may come back: if there was none since the node's
 start, and the newest grant names this node. An extended log is live until the node stops.
 """
@@ -17,6 +18,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from pushrep.election.candidate import LEADER_ALIVE_MS
 from pushrep.election.follower import NO_SESSION, ReplicaSession
 from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
@@ -36,6 +38,7 @@ from pushrep.replay.source import LogSource
 from pushrep.replicate.access import Access, audit
 from pushrep.replicate.errors import Refusal
 from pushrep.replicate.node_store import KeptOutbox, NodeStore
+from pushrep.status.table import time_text
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
@@ -87,9 +90,8 @@ class Recordings:
     `extend`, `truncate`, `purge` and `mark_deleted` are calls; they raise ReplayRefused, PushrepError, OSError.
     """
 
-    def __init__(self, store: NodeStore, address: str, access: Access) -> None:
+    def __init__(self, store: NodeStore, access: Access) -> None:
         self.store, self.access = store, access
-        self._address = address
         self.sessions_of: Callable[[KeptRecording], int] = lambda _recording: 0
         """How many sessions a recording has; the replay server's, as the next one."""
         self.notify_sessions: Callable[[KeptRecording, Event], int] = lambda _recording, _event: 0
@@ -153,24 +155,26 @@ class Recordings:
         return self.is_member(recording) or (session != NO_SESSION and not session.is_over)
 
     def is_member(self, recording: KeptRecording) -> bool:
-        """Whether the newest grant names this node; a grant that names a member without an address may mean it."""
-        grant = recording.kept.election_state.grant
-        if grant is None:
-            return False
-        return any(member.address in {self._address, ""} for member in (*grant.members, *grant.previous_members))
+        """Whether the newest grant lists this node: by its directory, or by its index alone if it names none."""
+        kept = recording.kept
+        grant, member = kept.election_state.grant, kept.election_state.member
+        return grant is not None and member in grant.indexes and grant.is_member(member, kept.directory_id)
 
-    def deleted(self, recording: KeptRecording) -> bool:
+    def deleted(self, recording: KeptRecording, *, outbox_gone: bool = False) -> bool:
         """Mark it as deleted, durably; False, and nothing changed, if a leader has it. Raises OSError.
 
-        It can't be replayed any more, and leaders can't have its log until `remove` ends.
+        It can't be replayed any more, and leaders can't have its log until `remove` ends. outbox_gone: also where a
+        grant relies on it. If that outbox comes back all the same, this member counts for nothing before it is filled.
         """
         kept, tp = recording.kept, recording.entry.tp
-        if not kept.begin_removal(tp, lambda session: session == NO_SESSION or session.is_over):
+        if not kept.begin_removal(tp, lambda session: outbox_gone or session == NO_SESSION or session.is_over):
             return False
         with ExitStack() as undo:
             undo.callback(kept.end_removal, tp)
-            if self.is_member(recording):  # a grant that came meanwhile relies on these logs
-                return False
+            if self.is_member(recording):
+                if not outbox_gone:  # a grant that came meanwhile relies on these logs
+                    return False
+                kept.count_no_more(tp)
             self.catalogue.deleted(recording.entry.recording_id)
             self._extended.discard(recording.entry.recording_id)
             undo.pop_all()
@@ -204,7 +208,8 @@ class Recordings:
 
     def _finish_removing(self, recording: KeptRecording) -> None:
         kept, tp = recording.kept, recording.entry.tp
-        if self.is_member(recording) or not kept.begin_removal(tp, lambda session: session == NO_SESSION):
+        is_needed = self.is_member(recording) and not kept.election_state.is_unfilled
+        if is_needed or not kept.begin_removal(tp, lambda session: session == NO_SESSION):
             # Its leader came first and relies on these files: that is another recording now.
             self.catalogue.removed(recording.entry.recording_id)
         else:
@@ -261,13 +266,13 @@ class Recordings:
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
         """Mark it as DELETED in the catalogue, and notify its sessions."""
         recording = self._found(ApiKey.DELETE, asked, sender)
-        if self.is_led(recording):
+        if self.is_led(recording) and (not asked.outbox_gone or _may_be_alive(recording)):
             raise _led(recording)
         running = self.sessions_of(recording)
         if running and not asked.force:
             why = f"{running} replays of recording {asked.recording_id} run: stop them, or force it"
             raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
-        if not self.deleted(recording):
+        if not self.deleted(recording, outbox_gone=asked.outbox_gone):
             raise _led(recording)  # a leader came at this moment
         self.notify_sessions(recording, Deleted())
         return recording
@@ -350,8 +355,27 @@ def _session_of(recording: KeptRecording) -> ReplicaSession:
     return replica.state().session if replica is not None else NO_SESSION
 
 
+def _may_be_alive(recording: KeptRecording) -> bool:
+    age_ms = recording.kept.contact_age_ms
+    return age_ms is not None and age_ms < LEADER_ALIVE_MS
+
+
 def _led(recording: KeptRecording) -> ReplayRefused:
-    why = f"{recording.entry.tp} is its leader's to change: its newest grant names this node, or it is written"
+    """Why it is not changed: who leads it, and whether they were heard; what a node can know of an outbox that is
+    gone.
+    """
+    kept, tp = recording.kept, recording.entry.tp
+    grant, contact = kept.election_state.grant, kept.last_contact
+    led = "is written by a leader without a grant"
+    if grant is not None:
+        where = next((one.address for one in grant.members if one.index == grant.leader), "") or "its own service"
+        led = f"is member {grant.leader}'s to change ({where}), which leads outbox {kept.outbox_id}"
+    last = "none since this node's start" if contact.wall_ms < 0 else time_text(contact.wall_ms)
+    replica = kept.open_replica(tp)
+    held = (
+        "" if replica is None else f"; it holds records [{replica.log.log_start_offset}, {replica.log.log_end_offset})"
+    )
+    why = f"{tp} {led}; last contact: {last}{held}"
     return ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
 
 

@@ -85,7 +85,7 @@ class ReplicaNode:
         listed = lambda: [kept.outbox_id for kept in self.store.outboxes()]  # noqa: E731 - of now
         self.access = Access(settings.rules, self._kept, filesystem, clock, named=self.store.identities, listed=listed)
         self.replay_server = ReplayServer(
-            Recordings(self.store, str(self.address), self.access),
+            Recordings(self.store, self.access),
             settings.replay,
             settings.replay_counters,
             network=network,

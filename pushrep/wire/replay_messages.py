@@ -239,10 +239,11 @@ class PurgeResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteRequest(Struct):
-    """`force`: although replays run."""
+    """`force`: although replays run. `outbox_gone`: although a grant lists this node, if the leader is not heard."""
 
     recording_id: Counter
     force: bool = False
+    outbox_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,16 @@ from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
 from pushrep.log.published import LogOffsets
 from pushrep.log.segment import Segment
 from pushrep.log.writer import LogWriter
-from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
+from pushrep.records import (
+    HEADER_BYTES,
+    Codec,
+    CorruptRecordBatch,
+    HeaderColumn,
+    RecordBatch,
+    RecordTooLarge,
+    encode_batch,
+)
+from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, LosingDisk, until
 
@@ -146,6 +155,62 @@ def test_a_ready_batch_is_checked_before_it_is_written(log):
     with pytest.raises(CorruptRecordBatch, match="CRC"):
         log.append(RecordBatch(data))
     assert [record.value for record in log.records(0)] == [b"value"]
+
+
+def changed(batch, **fields):
+    """A batch with other fields in its header, and a CRC that fits."""
+    data = bytearray(batch.header._replace(**fields).pack()) + batch.data[HEADER_BYTES:]
+    write_crc(data, crc32c(data, CRC_COVERS_FROM))
+    return data
+
+
+TWO = encode_batch([b"first", b"second"], timestamps_ms=5)
+SECOND_RECORD = TWO.data.index(b"first") + len(b"first") + 1  # behind the headers' count
+
+
+def undecodable():
+    data = bytearray(TWO.data)
+    data[HEADER_BYTES:] = b"\xff" * (len(data) - HEADER_BYTES)
+    write_crc(data, crc32c(data, CRC_COVERS_FROM))
+    return data
+
+
+def with_a_hole():
+    """Two records at the deltas 0 and 5; the third byte behind a record's length is its offset delta, zigzag."""
+    data = changed(TWO, last_offset_delta=5)
+    data[SECOND_RECORD + 3] = 5 << 1
+    write_crc(data, crc32c(data, CRC_COVERS_FROM))
+    return data
+
+
+def falling():
+    data = bytearray(TWO.data)
+    data[SECOND_RECORD + 3] = 0
+    write_crc(data, crc32c(data, CRC_COVERS_FROM))
+    return data
+
+
+UNREADABLE = {
+    "1 records for 2 offsets": lambda: changed(TWO, record_count=1),
+    "2 records for 6 offsets": with_a_hole,
+    "record 1 has offset delta 0 after 0": falling,
+    "0 records for 1 offsets": lambda: changed(encode_batch([b""], timestamps_ms=5), record_count=0),
+    "control batch": lambda: changed(TWO, attributes=0x20),
+    "1 records for 1000000 offsets": lambda: changed(
+        encode_batch([b"one"], timestamps_ms=5), last_offset_delta=999_999
+    ),
+    "varint|claims|behind": undecodable,
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+@pytest.mark.parametrize("made", [RecordBatch, RecordBatch.check], ids=["unchecked", "checked"])
+def test_a_ready_batch_that_nobody_could_read_is_refused_by_its_fault(log, why, made):
+    log.append(b"before")
+    with pytest.raises(CorruptRecordBatch, match=why):
+        log.append(made(UNREADABLE[why]()))
+    assert log.append(RecordBatch(bytes(TWO.data))) == (1, 2)
+    assert [record.value for record in log.records(0)] == [b"before", b"first", b"second"]
 
 
 def test_many_may_close_at_once(tmp_path):

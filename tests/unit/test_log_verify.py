@@ -211,7 +211,7 @@ def test_a_dump_says_which_records_can_not_be_decoded(tmp_path, capsys):
     batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
     write_crc(batch, crc32c(batch, CRC_COVERS_FROM))
     with SegmentLog.open(tmp_path / "orders-0") as log:
-        log.append(RecordBatch(batch))
+        log.append_as_is([RecordBatch(batch)])  # a replica's leader refuses such a batch
     for as_json, sign in (([], "can't be decoded: "), (["--json"], '"undecodable": ')):
         assert run(["log", "dump", str(tmp_path), "orders-0", "--records", *as_json]) == 0
         assert sign in capsys.readouterr().out

@@ -177,7 +177,7 @@ def test_extend_truncate_and_delete_are_refused_for_a_members_log_and_purge_goes
 
 
 def test_a_log_whose_newest_grant_names_others_only_is_kept_as_one_likes(node, client, leader):
-    leader.grant(Member(0, "elsewhere:1"), Member(1, "elsewhere:2"))
+    leader.grant(Member(0, "elsewhere:1"), Member(2, "elsewhere:2"))
     leader.stop()
     assert client.truncate("orders-0", 49) == 49
 
