@@ -402,7 +402,7 @@ def _print_repair(report: RepairReport) -> None:
 @log_argument
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Cut below the high watermark, too: acknowledged records are removed.")
-@click.option("--no-keep", is_flag=True, help="Keep no .cut file of the last segment's bytes: for a full disk.")
+@click.option("--no-keep", is_flag=True, help="Erase what is cut, and keep none of it in .cut files: for a full disk.")
 @click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
 def truncate(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, name: str, offset: int, force: bool, no_keep: bool, as_json: bool,  # noqa: FBT001

@@ -346,12 +346,18 @@ def extend(client: ReplayClient, one: int | str, name: str, leader_epoch: int) -
     required=True,
     help="Cut at the start of the batch that holds this offset: this batch and all after it are removed.",
 )
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Set what is cut aside in .cut files at the node, which pushrep log restore takes, the lowest offset first.  "
+    "[default: erase it]",
+)
 @_of_recording("Cut {name} at offset {offset}?")
-def truncate(client: ReplayClient, one: int | str, name: str, offset: int) -> str:
+def truncate(client: ReplayClient, one: int | str, name: str, offset: int, *, keep: bool) -> str:
     """Cut a recording at the batch that holds an offset. Replays that read above it are ended first. Refused while a
     leader writes the recording.
     """
-    return f"{name} ends at offset {client.truncate(one, offset)}"
+    return f"{name} ends at offset {client.truncate(one, offset, keep=keep)}"
 
 
 @recording.command(short_help="Remove old segments of a recording.")
@@ -394,7 +400,7 @@ def _row(one: RecordingInfo) -> tuple[str, ...]:
     recording_id = "" if one.recording_id is None else str(one.recording_id)
     ends = (shown_count(one.start_offset), shown_count(one.stable_offset))
     outbox = "" if one.outbox_id is None else str(one.outbox_id)
-    state = "live" if one.is_live else "stopped"
+    state = f"invalid: {one.invalid}" if one.invalid else "live" if one.is_live else "stopped"
     if one.damaged_from is not None:
         state += f", damaged from {shown_count(one.damaged_from)} on"
     return (one.name, recording_id, *ends, state, outbox)
@@ -412,4 +418,5 @@ def _as_dict(one: RecordingInfo) -> dict[str, object]:
         "is_live": one.is_live,
         "state": one.state.name,
         "damaged_from": one.damaged_from,
+        "invalid": one.invalid or None,
     }

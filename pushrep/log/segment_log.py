@@ -783,7 +783,7 @@ class SegmentLog(ClosedAtExit):
     def truncate_to(self, offset: int, *, force: bool = False, keep: bool = False) -> int:
         """Cut the log at the base of the batch that holds `offset`; returns the new log end offset.
 
-        At or above the log end nothing happens. `keep`: keep the bytes that are cut in `.cut` files. Raises
+        At or above the log end nothing happens. `keep`: keep all that is cut in `.cut` files, else nothing. Raises
         BelowHighWatermark unless `force` says that acknowledged records may go, OffsetOutOfRange below the log start,
         LogDamaged.
         """

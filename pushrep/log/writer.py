@@ -713,7 +713,8 @@ class LogWriter:
     def truncate_to(self, offset: int, *, keep: bool = False) -> int:
         """Cut at the base of the batch that holds `offset`, and return that base. The caller has checked the range.
 
-        keep: keep also this segment's tail in a `.cut` file, as later segments always are. Raises NoRoomToCut.
+        keep: keep this segment's tail and each later segment in `.cut` files; else all of it is erased. Raises
+        NoRoomToCut.
         """
         with self._leader.held(), self._lock:
             self._check_writable()
@@ -820,7 +821,7 @@ class LogWriter:
         self.log_start_offset = min(self.log_start_offset, end)
         # Before the files change, so that readers take missing bytes for cut, not for corrupt.
         self._publish(self.flushed_offset)
-        move_aside(context.filesystem, self.path, self._bases[number + 1 :])
+        move_aside(context.filesystem, self.path, self._bases[number + 1 :], keep=keep)
         context.view.reserve.call(lambda: segment.cut(position, end))
         context.filesystem.sync_directory(self.path)
         self._active, self._bases = segment, self._bases[: number + 1]

@@ -46,11 +46,10 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """A log in the directory. is_readable: False if its files can't be read."""
+    """A log in the directory."""
 
     tp: TopicIdPartition
     start_offset: int
-    is_readable: bool = True
     outbox_id: UUID = _NO_OUTBOX
 
 
@@ -92,7 +91,7 @@ class Catalogue:
         self._store({recording_id: gone})
 
     def reconcile(self, found: Iterable[FoundLog], created_ms: int) -> list[CatalogueEntry]:
-        """Compare with the logs in the directory: new ones get ids, unreadable are INVALID, vanished DELETED.
+        """Compare with the logs in the directory: new ones get ids, vanished ones are DELETED.
 
         A log that was made again under its name has another topic id, so it is another recording. Returns new entries.
         """
@@ -101,7 +100,6 @@ class Catalogue:
             if entry.state is not RecordingState.DELETED:
                 log = logs.pop(entry.tp, None)
                 state = RecordingState.VALID if log is not None else RecordingState.DELETED
-                state = RecordingState.INVALID if log is not None and not log.is_readable else state
                 changed[entry.recording_id] = replace(entry, state=state)
         added = [
             CatalogueEntry(

@@ -153,10 +153,13 @@ class ReplayClient(ClosedAtExit):
         asked = wire.ExtendRequest(recording_id=node.id_of(recording), leader_epoch=leader_epoch)
         return accepted(node.ask(asked, wire.ExtendResponse)).end_offset
 
-    def truncate(self, recording: int | str, offset: int) -> int:
-        """Cut a recording of a node at the batch that holds `offset`, ending replays above it; returns the new end."""
+    def truncate(self, recording: int | str, offset: int, *, keep: bool = False) -> int:
+        """Cut a recording of a node at the batch that holds `offset`, ending replays above it; returns the new end.
+
+        All above is erased, or with `keep` set aside beside the log, in `.cut` files for `pushrep log restore`.
+        """
         node = self._node()
-        asked = wire.TruncateRequest(recording_id=node.id_of(recording), offset=offset)
+        asked = wire.TruncateRequest(recording_id=node.id_of(recording), offset=offset, keep=keep)
         return accepted(node.ask(asked, wire.TruncateResponse)).end_offset
 
     def purge(self, recording: int | str, before_offset: int) -> int:

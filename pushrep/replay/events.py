@@ -69,6 +69,7 @@ class OpenFailed:
 
     code: ErrorCode
     why: str
+    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ class Refuse:
 
     code: ErrorCode
     why: str
+    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

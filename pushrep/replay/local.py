@@ -103,7 +103,7 @@ class LocalSession:
         """Take the lease and read the batch at the position. Raises ReplayRefused."""
         for effect in self.handle(self.source.begin(self.session.position, self._take_lease)):
             if isinstance(effect, e.Refuse):
-                raise ReplayRefused(effect.code, effect.why)
+                raise ReplayRefused(effect.code, effect.why, segment=effect.segment)
 
     def handle(self, event: e.Event) -> list[e.Effect]:
         """Give the session an event and carry out the effects that read nothing; returns all effects."""
@@ -354,8 +354,7 @@ class LocalReplays:
             try:
                 tp = TopicIdPartition(source.log_id, topic, partition) if source.log_id is not None else None
                 entry = known.get(tp) if tp is not None else None
-                state = entry.state if entry is not None else RecordingState.VALID
-                found.append(_info(source, topic, partition, None if entry is None else entry.recording_id, state))
+                found.append(_info(source, topic, partition, None if entry is None else entry.recording_id))
             finally:
                 source.close()
         return found
@@ -466,10 +465,9 @@ class LocalReplays:
                     self._waiting.discard(session_id)
 
 
-def _info(
-    source: LogSource, topic: str, partition: int, recording_id: int | None, state: RecordingState
-) -> RecordingInfo:
+def _info(source: LogSource, topic: str, partition: int, recording_id: int | None) -> RecordingInfo:
     facts, is_live = source.live_facts()
+    invalid = source.why_invalid(facts)
     return RecordingInfo(
         recording_id=recording_id,
         topic=topic,
@@ -479,6 +477,7 @@ def _info(
         stable_offset=facts.stable,
         end_offset=facts.end,
         is_live=is_live,
-        state=state,
+        state=RecordingState.INVALID if invalid else RecordingState.VALID,
         damaged_from=source.damaged_from(facts),
+        invalid=invalid,
     )

@@ -228,11 +228,12 @@ def accepted(response: R) -> R:
     """Return the answer; raises ReplayRefused for its error code, with the range that it names."""
     if response.error_code is ErrorCode.NONE:
         return response
-    start = end = None
+    start = end = segment = None
     if isinstance(response, StartReplayResponse):
-        start = response.log_start_offset if response.log_start_offset >= 0 else None
-        end = response.end_offset if response.end_offset >= 0 else None
-    raise ReplayRefused(response.error_code, response.why, start=start, end=end)
+        start, end, segment = (
+            one if one >= 0 else None for one in (response.log_start_offset, response.end_offset, response.segment)
+        )
+    raise ReplayRefused(response.error_code, response.why, start=start, end=end, segment=segment)
 
 
 def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:

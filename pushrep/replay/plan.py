@@ -49,12 +49,20 @@ OFFSET_MAX = 2**63 - 2
 
 class ReplayRefused(PushrepError):
     """No session was made, or a recording was not extended, truncated, purged or deleted: `code` says why, and nothing
-    was changed. A refused position comes with the valid range [`start`, `end`].
+    was changed. A refused position comes with the valid range [`start`, `end`], damage there with its `segment`.
     """
 
-    def __init__(self, code: ErrorCode, why: str, *, start: int | None = None, end: int | None = None) -> None:
+    def __init__(
+        self,
+        code: ErrorCode,
+        why: str,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        segment: int | None = None,
+    ) -> None:
         super().__init__(f"{why or code.meaning} ({code.name})")
-        self.code, self.why, self.start, self.end = code, why, start, end
+        self.code, self.why, self.start, self.end, self.segment = code, why, start, end, segment
 
 
 class Length(Enum):
@@ -142,9 +150,10 @@ class RecordingInfo:
     """A recording at one moment. recording_id: None without a catalogue. is_live: it has a writer.
 
     Offsets [start_offset, end_offset) were written; those below `stable_offset` are never cut off. A log that is
-    INVALID in the catalogue may not be readable. A node shows no offset above the stable one while the log is live.
-    damaged_from: the first offset that was on disk and can't be read; None: no damage is known. outbox_id: None if it
-    is unknown. partition: with worker slots, a number among all slots (pushrep.log.directory_files).
+    INVALID can't be opened, or lacks its first file, as `invalid` says. A node shows no offset above the stable one
+    while the log is live. damaged_from: the first offset that was on disk and can't be read; None: no damage is known.
+    outbox_id: None if it is unknown. partition: with worker slots, a number among all slots
+    (pushrep.log.directory_files).
     """
 
     recording_id: int | None
@@ -158,6 +167,7 @@ class RecordingInfo:
     state: RecordingState
     outbox_id: UUID | None = None
     damaged_from: int | None = None
+    invalid: str = ""
 
     @property
     def name(self) -> str:

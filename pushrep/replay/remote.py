@@ -23,7 +23,7 @@ from pushrep.env import Clock
 from pushrep.env.network import Address
 from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import RecordBatch
-from pushrep.records.header import split_batches
+from pushrep.records.header import SplitBatches, split_batches
 from pushrep.replay import events as e
 from pushrep.replay.node_connection import (
     NodeAccess,
@@ -76,7 +76,7 @@ def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int
     if is_at_end(refused, at) and (left is not None or until is not None):
         has_all = until is None or at >= until
         return e.SendEnd(ReplayEndReason.LIMIT_REACHED, at) if has_all else None
-    return e.SendEnd(ReplayEndReason.ERROR, at, code, refused.why)
+    return e.SendEnd(ReplayEndReason.ERROR, at, code, refused.why, segment=refused.segment)
 
 
 def is_at_end(refused: ReplayRefused, at: int) -> bool:
@@ -229,14 +229,20 @@ class RemoteSession:
         view = data.records[0]
         assert isinstance(view, memoryview), "a decoded message's records are a view"
         found = split_batches(view)
-        if found.why_not is not None:
-            # The log may have been cut meanwhile, which reconnecting shows. The second time it is damage.
-            if self._bad_at == self._received or self._request is None:
+        if found.placed:
+            self._on_batches(data, view, found)
+        if found.why_not is not None and self._pending_end is None:
+            # The log may have been cut meanwhile, which reconnecting shows. If it is damaged, the node says where.
+            if self._bad_at == self._received or not self._may_reconnect():
                 self._fail(ErrorCode.CORRUPT_MESSAGE, found.why_not)
             else:
                 self._bad_at = self._received
                 self._lost(found.why_not)
-            return
+
+    def _on_batches(self, data: wire.ReplayData, view: memoryview, found: SplitBatches) -> None:
+        """The whole batches at the beginning of a block: all of it, or those before damage."""
+        if found.why_not is not None:
+            data = replace(data, end_offset=min(data.end_offset, found.placed[-1][1].next_offset))
         batches = [RecordBatch(view[at : at + header.size_bytes], header) for at, header in found.placed]
         why_not = self._why_not_next(data, batches, joins=found.joins)
         if why_not is not None:
@@ -630,4 +636,5 @@ def _info(one: wire.Recording) -> RecordingInfo:
         state=one.state,
         outbox_id=one.outbox_id,
         damaged_from=one.damaged_from if one.damaged_from >= 0 else None,
+        invalid=one.invalid,
     )

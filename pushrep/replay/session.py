@@ -186,9 +186,9 @@ class ReplaySession:
         self._is_opened = True
         return [e.Started(self.position), *self._begin_if_both()]
 
-    def _refuse(self, code: ErrorCode, why: str) -> Effects:
+    def _refuse(self, code: ErrorCode, why: str, segment: int | None = None) -> Effects:
         self.end_reason = ReplayEndReason.ERROR
-        return [e.Refuse(code, why), *self._done()]
+        return [e.Refuse(code, why, segment), *self._done()]
 
     def _attached(self, event: e.SubscriberAttached) -> Effects:
         self._is_attached = True
@@ -365,7 +365,7 @@ class ReplaySession:
         ReplayState.INIT: {
             **_ENDS,
             e.SegmentOpened: _opened,
-            e.OpenFailed: lambda self, event: self._refuse(event.code, event.why),
+            e.OpenFailed: lambda self, event: self._refuse(event.code, event.why, event.segment),
             e.SubscriberAttached: _attached,
             e.Credited: _credited,
             e.Turn: _turn_in_init,

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
-from pushrep.log.directory_files import read_leader_epochs
+from pushrep.log.directory_files import list_segments, read_leader_epochs
 from pushrep.log.inspection import lock_holder
 from pushrep.log.published import LogOffsets
 from pushrep.log.retention import OnLeaseBroken
@@ -82,6 +82,14 @@ class LogSource:
             pass  # it was cut meanwhile, or is gone
         return None
 
+    def why_invalid(self, facts: LogOffsets) -> str:
+        """What the log lacks, so that its first records can't be read; empty if it lacks nothing. Raises OSError."""
+        bases = list_segments(self.filesystem, self.path)
+        if facts.start == facts.end or (bases and bases[0] <= facts.start):
+            return ""
+        first = f"the first one begins at {bases[0]}" if bases else "there is none"
+        return f"{self.path} starts at offset {facts.start}, and of its files {first}: restore the missing ones"
+
     def first_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record at or after that time; None if there is none."""
         return self._log.offset_for_timestamp(timestamp_ms)
@@ -105,8 +113,10 @@ class LogSource:
             return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
         except READ_ERRORS as error:
             failure = self.failure(error, position, self.facts())
-            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
-            return e.OpenFailed(code, str(error))
+            if isinstance(failure, e.ReadFailed):
+                why = failure.why if failure.code is ErrorCode.INVALID_RECORDING else str(error)
+                return e.OpenFailed(failure.code, why, failure.segment)
+            return e.OpenFailed(ErrorCode.UNKNOWN_RECORDING, str(error))
 
     def _opened_at(self, position: int, facts: LogOffsets) -> e.SegmentOpened:
         """The batch at `position`, checked as every batch is. Raises as `batches`."""
@@ -147,6 +157,8 @@ class LogSource:
         if isinstance(error, OffsetOutOfRange):
             if (end := min(facts.end, error.end)) < position:
                 return e.Truncated(end)
+            if invalid := self.why_invalid(facts):
+                return e.ReadFailed(ErrorCode.INVALID_RECORDING, invalid)
             why = f"retention took what lies below offset {facts.start}"
             return e.ReadFailed(ErrorCode.OFFSET_OUT_OF_RANGE, why)
         return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))

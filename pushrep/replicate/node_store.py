@@ -447,6 +447,10 @@ class KeptOutbox:
         with self._lock:
             return list(self._replicas.values())
 
+    def is_unopened(self, tp: TopicIdPartition) -> bool:
+        """Whether the log could not be opened when it was asked for last."""
+        return tp in self._unopened
+
     def refused(self, tps: Iterable[TopicIdPartition]) -> str:
         """Why the disk refused the last write of one of these logs; empty if it did not."""
         for tp in tps:

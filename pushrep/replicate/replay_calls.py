@@ -57,6 +57,7 @@ class _Looked(NamedTuple):
     facts: LogOffsets | None = None
     is_live: bool = True
     first_at: int | None = None
+    invalid: ReplayRefused | None = None
 
 
 class ReplayCalls:
@@ -161,16 +162,21 @@ class ReplayCalls:
         recording = recordings.find(request.recording)
         if not recordings.may(ApiKey.START_REPLAY, recording, sender):
             return _Looked(is_allowed=False)
-        source = recordings.source(recording) if recording is not None else None
-        if recording is None or source is None:
+        if recording is None:
             return _Looked(is_allowed=True)
+        try:
+            source = recordings.source(recording)
+        except ReplayRefused as invalid:
+            return _Looked(is_allowed=True, invalid=invalid)
         try:
             facts, is_live = source.live_facts()
             position = request.position
             first_at = source.first_at(position.timestamp_ms) if isinstance(position, AtTime) else None
-        except READ_ERRORS:
+        except READ_ERRORS as error:
             source.close()
-            return _Looked(is_allowed=True)
+            is_there = source.filesystem.exists(source.path)
+            invalid = ReplayRefused(ErrorCode.INVALID_RECORDING, str(error)) if is_there else None
+            return _Looked(is_allowed=True, invalid=invalid)
         return _Looked(True, source, facts, is_live, first_at)
 
     def _judge(
@@ -178,6 +184,8 @@ class ReplayCalls:
     ) -> None:
         server = self._server
         try:
+            if looked.invalid is not None:
+                raise looked.invalid
             session = server.sessions.start(
                 request,
                 looked.facts,
@@ -213,7 +221,7 @@ class ReplayCalls:
             return
         for effect in served.handle(event):
             if isinstance(effect, e.Refuse):
-                refused = ReplayRefused(effect.code, effect.why)
+                refused = ReplayRefused(effect.code, effect.why, segment=effect.segment)
                 self._refuse_start(connection, call, self._with_cut(refused, served.session.plan, looked))
             elif isinstance(effect, e.Started) and not connection.is_open:
                 served.handle(e.Stop())  # its id was not sent to anybody
@@ -244,7 +252,8 @@ class ReplayCalls:
         return refused
 
     def _refuse_start(self, connection: ReplayConnection, call: Call, refused: ReplayRefused) -> None:
-        response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why)
+        segment = -1 if refused.segment is None else refused.segment
+        response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why, segment=segment)
         if refused.start is not None and refused.end is not None:
             response = replace(response, log_start_offset=refused.start, end_offset=refused.end)
         self.answer(connection, call, response)

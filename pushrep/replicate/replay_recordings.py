@@ -3,7 +3,7 @@
     <data>/.pushrep_recordings          the catalogue: an id once given is never another log's (pushrep/replay)
 
 extend     a stopped log goes on at its end, under a higher epoch           refused for a member's log
-truncate   sessions above the cut end first, then the log is cut            refused for a member's log
+truncate   sessions above the cut end first, then all above is erased, or set aside     refused for a member's log
 purge      whole segments below an offset; of a member's log, none above the leader's log start
 delete     marked DELETED, sessions end; then the files go; then DeleteDone refused for a member's log, or while
                                                                             replays run, unless forced
@@ -31,6 +31,7 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
+from pushrep.log.published import LogOffsets
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
 from pushrep.replay.events import Deleted, Event, Truncated
 from pushrep.replay.plan import ReplayRefused
@@ -125,14 +126,15 @@ class Recordings:
                 return KeptRecording(entry, self.store.outbox(entry.outbox_id))
         return None
 
-    def source(self, recording: KeptRecording) -> NodeSource | None:
-        """Its log, opened for leases; None if it can't be opened."""
+    def source(self, recording: KeptRecording) -> NodeSource:
+        """Its log, opened for leases. Raises ReplayRefused (INVALID_RECORDING) if it can't be opened."""
+        return NodeSource(recording, self, self._log_of(recording))
+
+    def _log_of(self, recording: KeptRecording) -> SegmentLog:
         try:
-            return NodeSource(
-                recording, self, self.store.describe(recording.kept, recording.entry.tp, create=False).log
-            )
-        except (Refusal, NotALog):
-            return None
+            return self.store.describe(recording.kept, recording.entry.tp, create=False).log
+        except (Refusal, NotALog) as error:
+            raise ReplayRefused(ErrorCode.INVALID_RECORDING, str(error)) from error
 
     def may(self, call: ApiKey, recording: KeptRecording | None, sender: str) -> bool:
         """Whether `sender` may make this call about it (None: one that is not here); a refusal is counted."""
@@ -245,7 +247,7 @@ class Recordings:
             raise ReplayRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
         epoch = log.leader_epochs.epoch_of(cut - 1)
         stopped = self.notify_sessions(recording, Truncated(cut, epoch))
-        end = log.truncate_to(cut, force=True)
+        end = log.truncate_to(cut, force=True, keep=asked.keep)
         self.notify_sessions(recording, Truncated(cut, epoch))  # sessions that have begun meanwhile
         return wire.TruncateResponse(end_offset=end, stopped=stopped)
 
@@ -289,11 +291,7 @@ class Recordings:
 
     def _log(self, call: ApiKey, asked: _Asked, sender: str) -> tuple[KeptRecording, SegmentLog]:
         recording = self._found(call, asked, sender)
-        try:
-            replica = self.store.describe(recording.kept, recording.entry.tp, create=False)
-        except Refusal as error:
-            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, str(error)) from error
-        return recording, replica.log
+        return recording, self._log_of(recording)
 
     def _own(self, call: ApiKey, asked: _Asked, sender: str) -> tuple[KeptRecording, SegmentLog]:
         """The recording, if no leader owns its log."""
@@ -326,13 +324,15 @@ class Recordings:
 
     def _wire(self, entry: CatalogueEntry) -> wire.Recording:
         start, tip, stop, state = entry.start_offset, entry.start_offset, -1, entry.state
-        damaged_from: int | None = None
+        damaged_from, invalid = None, ""
         if state is not wire.RecordingState.DELETED:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
             replica = recording.kept.open_replica(entry.tp)
             with closing(NodeSource(recording, self, replica.log if replica is not None else None)) as source:
                 facts, is_live = source.live_facts()
                 damaged_from = source.damaged_from(facts)
+                invalid = "" if replica is not None else self._why_invalid(recording, source, facts)
+            state = wire.RecordingState.INVALID if invalid else state
             start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if is_live else facts.end
         return wire.Recording(
             recording_id=entry.recording_id,
@@ -344,7 +344,17 @@ class Recordings:
             created_ms=entry.created_ms,
             state=state,
             damaged_from=-1 if damaged_from is None else damaged_from,
+            invalid=invalid,
         )
+
+    def _why_invalid(self, recording: KeptRecording, source: NodeSource, facts: LogOffsets) -> str:
+        """Of a log that is not open. One that could not be opened is tried again: its files may be back."""
+        if recording.kept.is_unopened(recording.entry.tp):
+            try:
+                self._log_of(recording)
+            except ReplayRefused as refused:
+                return refused.why
+        return source.why_invalid(facts)
 
 
 _ENTRIES_MAX = 1000

@@ -54,6 +54,7 @@ class ErrorCode(IntEnum):
     RECORDING_DELETED = 1108, "the recording was deleted"
     STALLED = 1109, "no byte could be sent for too long although there were some to send"
     LEASE_BROKEN = 1110, "the disk was needed: segments of the session were removed"
+    INVALID_RECORDING = 1111, "its log can't be opened, or lacks a file"
 
     @classmethod
     def _missing_(cls, value: object) -> "ErrorCode | None":

@@ -87,12 +87,15 @@ class StartReplayRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReplayResponse(Response):
-    """A refusal of a position has the range: [`log_start_offset`, `end_offset`]. All 64 bits of the id are needed."""
+    """A refusal of a position has the range: [`log_start_offset`, `end_offset`]; for damage there, its segment. All 64
+    bits of the id are needed.
+    """
 
     session_id: Long = 0
     start_offset: OffsetOrNone = -1
     log_start_offset: OffsetOrNone = -1
     end_offset: OffsetOrNone = -1
+    segment: OffsetOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +173,9 @@ class DescribeRecordingsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording(Struct):
-    """One entry of the catalogue. `stop_offset`: -1 while it is written. `damaged_from`: -1 without known damage."""
+    """One entry of the catalogue. `stop_offset`: -1 while it is written. `damaged_from`: -1 without known damage.
+    `invalid`: why it is INVALID.
+    """
 
     recording_id: Counter
     outbox_id: UUID
@@ -181,6 +186,7 @@ class Recording(Struct):
     created_ms: TimeMs
     state: RecordingState
     damaged_from: OffsetOrNone = -1
+    invalid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +214,11 @@ class ExtendResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateRequest(Struct):
-    """Cut at `offset`; sessions above it end first."""
+    """Cut at `offset`; sessions above it end first. `keep`: set aside what is cut, else it is erased."""
 
     recording_id: Counter
     offset: Offset
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

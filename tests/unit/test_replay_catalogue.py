@@ -20,8 +20,8 @@ def tp(number, partition=0):
     return TopicIdPartition(UUID(int=number), "orders", partition)
 
 
-def found(*numbers, **more):
-    return [FoundLog(tp(number), 0, **more) for number in numbers]
+def found(*numbers):
+    return [FoundLog(tp(number), 0) for number in numbers]
 
 
 def states(catalogue):
@@ -54,15 +54,6 @@ def test_an_id_of_a_deleted_recording_is_never_given_again(tmp_path):
     assert given == [1, 2, 3, 4, 5]
     assert all(entry.state is RecordingState.DELETED for entry in Catalogue.open(tmp_path) if entry.tp == tp(5))
     assert [e.recording_id for e in Catalogue.open(tmp_path).reconcile(found(5), 0)] == [6], "not even to the same log"
-
-
-def test_what_can_not_be_read_is_invalid_until_it_can(tmp_path):
-    catalogue = Catalogue.open(tmp_path)
-    catalogue.reconcile(found(1), 0)
-    catalogue.reconcile(found(1, is_readable=False), 0)
-    assert states(catalogue) == {1: "INVALID"}
-    catalogue.reconcile(found(1), 0)
-    assert states(Catalogue.open(tmp_path)) == {1: "VALID"}
 
 
 def test_unknown_ids_are_refused_and_nothing_is_written(tmp_path):

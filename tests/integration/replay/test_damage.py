@@ -10,7 +10,16 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, LogConfig, SegmentLog
 from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.records import BatchHeader
-from pushrep.replay import FOLLOW, TO_END, AtTime, ReplayClient, ReplayFailed, ReplayRequest
+from pushrep.replay import (
+    FOLLOW,
+    TO_END,
+    AtTime,
+    RecordingState,
+    ReplayClient,
+    ReplayFailed,
+    ReplayRefused,
+    ReplayRequest,
+)
 from pushrep.replay.client import compare_copies
 from pushrep.wire.error_codes import ErrorCode
 
@@ -109,3 +118,89 @@ def test_a_comparison_with_a_damaged_copy_fails(tmp_path, client):
     """`pushrep log verify --against`."""
     with ReplayClient(tmp_path / "whole") as whole, pytest.raises(ReplayFailed):
         compare_copies(whole, client, "orders-0")
+
+
+def test_a_recording_without_its_first_file_is_invalid_and_says_why(world):
+    """Of a node and of its directory; whole again once the file is back."""
+    node = world.node()
+    leader = world.leader(node).fill(100)
+    log = world.root / "node" / str(leader.outbox) / "orders-0"
+    node.stop()
+    first, aside = segment_path(log, 0), world.root / "aside"
+    first.rename(aside)
+    node = world.node(port=node.address.port)
+    following = segment_path(log, list_segments(REAL_FILESYSTEM, log)[0])
+    with ReplayClient(log.parent) as directory:
+        for client, which in ((world.client(node), 1), (directory, "orders-0")):
+            for _ in range(2):  # the second time the node has tried to open it
+                (one,) = client.recordings()
+                assert one.state is RecordingState.INVALID
+                assert str(int(following.stem)) in one.invalid
+                for length in (TO_END, FOLLOW):
+                    with pytest.raises(ReplayRefused, match=str(int(following.stem))) as told:
+                        client.replay(ReplayRequest(which, None, length))
+                    assert told.value.code is ErrorCode.INVALID_RECORDING
+        with pytest.raises(ReplayRefused, match="first file") as told:
+            world.client(node).truncate(1, 50)
+        assert told.value.code is ErrorCode.INVALID_RECORDING
+        aside.rename(first)
+        for client in (world.client(node), directory):
+            (one,) = client.recordings()
+            assert (one.state, one.invalid) == (RecordingState.VALID, "")
+            assert len(list(client.replay(ReplayRequest("orders-0", None, TO_END)))) == 100
+
+
+def flip_value(data, position):
+    data[position + 80] ^= 1
+
+
+def move_base(data, position):
+    struct.pack_into(">q", data, position, MIDDLE + 1)
+
+
+def lower_epoch(data, position):
+    struct.pack_into(">i", data, position + 12, -1)
+
+
+def lengthen(data, position):
+    struct.pack_into(">i", data, position + 8, 1 << 20)
+
+
+def other_magic(data, position):
+    data[position + 16] = 9
+
+
+MIDDLE = 150
+SPOILING = [flip_value, move_base, lower_epoch, lengthen, other_magic]
+
+
+@pytest.mark.parametrize("spoil", SPOILING)
+@pytest.mark.parametrize("position", [None, 95], ids=["start", "offset"])
+@pytest.mark.parametrize("length", [TO_END, FOLLOW, RECORDS])
+def test_a_block_with_damage_in_it_gives_its_whole_batches_first_and_the_same_place_everywhere(
+    world, spoil, position, length
+):
+    """Of a node, beside its files, and as a directory of its own."""
+    node = world.node(config=BIG)
+    leader = world.leader(node)
+    for times in batches_of_ten():
+        leader.append(*values_of(times), timestamps_ms=times)
+    log = world.root / "node" / str(leader.outbox) / "orders-0"
+    node.stop()
+    node = world.node(port=node.address.port, config=BIG)  # it has opened the log, and found it whole
+    path = segment_path(log, 0)
+    data, at = bytearray(path.read_bytes()), 0
+    while BatchHeader.parse(data, at).base_offset < MIDDLE:
+        at += BatchHeader.parse(data, at).size_bytes
+    spoil(data, at)
+    with path.open("r+b") as file:
+        file.write(data)
+    ends = []
+    with ReplayClient(log.parent) as directory:
+        for client in (directory, world.client(node)):
+            got = []
+            with pytest.raises(ReplayFailed) as told:
+                got.extend(record.offset for record in client.replay(ReplayRequest("orders-0", position, length)))
+            ends.append((got, told.value.code, told.value.offset, told.value.segment))
+    assert ends[0] == (list(range(position or 0, MIDDLE)), ErrorCode.CORRUPT_MESSAGE, MIDDLE, 0)
+    assert ends[1] == ends[0]

@@ -10,7 +10,7 @@ from pushrep.cli import main as cli_main
 from pushrep.election.grants import Member
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
-from pushrep.records import RecordBatch, encode_batch
+from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.replay import (
     TO_END,
     Catalogue,
@@ -71,6 +71,20 @@ def test_truncate_stops_replays_above_the_cut_first_and_leaves_those_below(world
     assert refused(client.truncate, "orders-0", 50) is ErrorCode.INVALID_POSITION
     with SegmentLog.open_reader(directory(world, stopped)) as reader:
         assert reader.log_end_offset == 49
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_cut_erases_all_above_it_or_keeps_all_of_it_for_restore(world, node, client, stopped, keep):
+    log = directory(world, stopped)
+    assert client.truncate("orders-0", 23, keep=keep) == 21
+    kept = sorted(log.glob("*.cut"), key=lambda path: BatchHeader.parse(path.read_bytes()).base_offset)
+    assert bool(kept) is keep
+    assert sorted(path.name for path in log.glob("*.log")) == ["0" * 20 + ".log"]
+    node.stop()
+    for path in kept:
+        assert cli_main.run(["log", "restore", str(log.parent), "orders-0", str(path)]) == 0
+    again = world.client(world.again(node)).replay(ReplayRequest("orders-0", length=TO_END))
+    assert [record.value[:6] for record in again] == [b"%06d" % n for n in range(100 if keep else 21)]
 
 
 def test_truncate_inside_of_the_batch_that_the_log_start_lies_in_is_refused_and_says_where_it_may_be_cut(
