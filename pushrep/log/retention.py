@@ -24,6 +24,8 @@ hold. A crash after the checkpoint leaves files below the log start; the next op
     the log without it still has retention_bytes                  goes
     none of these, or a rule is off (None)                        stays, and with it all behind it
 
+The active segment stays until it is rolled; one whose newest record is older than retention_ms is rolled by the pass.
+
 Source: Kafka's UnifiedLog.deleteOldSegments. By which time a segment ages:
 
     its newest record's time is      by
@@ -484,6 +486,7 @@ class KeptLog(Protocol):
 
     def bounds(self) -> Bounds: ...
     def bases(self, *, fresh: bool) -> Sequence[int]: ...
+    def roll(self) -> None: ...
     def move_log_start(self, offset: int) -> tuple[int, ...]: ...
     @property
     def is_writable(self) -> bool:
@@ -577,6 +580,7 @@ class Retention:
             if not self._log.is_writable:
                 return ()
             self._look_at_clocks()
+            self._roll_if_expired()
             sealed = self._sealed()
             if not sealed:
                 return ()
@@ -585,6 +589,19 @@ class Retention:
                 return ()
             _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
             return self._move_log_start(chosen[-1].end_offset)
+
+    def _roll_if_expired(self) -> None:
+        """A newest segment whose records are all too old goes like any other: else few records would stay for ever."""
+        retention_ms, now_ms = self._config.retention[0], self._clock.wall_ms()
+        active, end = self._log.bases(fresh=True)[-1], self._log.bounds().end
+        if retention_ms is None or self.held is not None or active == end:
+            return
+        newest_ms = self._log.newest_timestamp_ms
+        if max(newest_ms, self._file_time_ms(active) if newest_ms < 0 else 0) >= now_ms - retention_ms:
+            return
+        self._bring_derived_up()
+        if self._floor()[0] >= end:  # else it stays in any case
+            self._log.roll()
 
     def purge(self, before_offset: int, *, inside: bool = False) -> int:
         """Remove the whole segments that end at or below `before_offset`; the log start offset then.

@@ -311,7 +311,7 @@ def _settle_epochs(
     filesystem, path, report = context.filesystem, context.view.path, recovered.report
     epochs = LeaderEpochs()
     if kept is not None:
-        epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
+        epochs = kept.cut_from(report.log_end_offset + 1)
     if kept is None:
         reader = BatchReader(filesystem, path, _RecoveredLog(recovered))
         for batch in reader.batches(report.log_start_offset):
@@ -321,6 +321,7 @@ def _settle_epochs(
         epochs = epochs.assigned(max(0, epoch), start)
     if begun and begun[0][0] > epochs.latest_epoch:
         epochs = epochs.assigned(*begun[0])
+    epochs = epochs.cut_below(report.log_start_offset)  # the scan saw the whole segment in which the log starts
     if not epochs.entries:
         epochs = epochs.assigned(0, report.log_end_offset)
     if epochs != kept and report.damaged_from is None and is_written:

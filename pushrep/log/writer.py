@@ -502,8 +502,8 @@ class LogWriter:
         self._unflushed_bytes += self._write(batches)
         self.log_end_offset = self._active.next_offset
 
-    def _write(self, batches: Sequence[RecordBatch]) -> int:
-        """Write all batches or none; returns their bytes. The caller holds _lock."""
+    def _write(self, batches: Sequence[RecordBatch], *, roll: bool = False) -> int:
+        """Write all batches or none; returns their bytes. The caller holds _lock. roll: into a new segment."""
         segment, bases, size_bytes = self._active, self._bases, 0
         epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max, segment.wall_ms = self._ahead_bytes_max, self._wall_ms
@@ -512,6 +512,8 @@ class LogWriter:
                 segment.check_file()
             if self._is_unlisted:
                 self._write_epochs(self._epochs)
+            if roll:
+                self._roll()
             for batch in batches:
                 batch.stamp(offset, epoch)
                 if not self._active.has_room(batch.header):
@@ -530,6 +532,13 @@ class LogWriter:
                 raise
             raise AppendFailed(self._active.path, error, append_remedy(error)) from error
         return size_bytes
+
+    def roll(self) -> None:
+        """Begin a new segment, so that the newest one counts as old; for retention. Raises as `append`."""
+        with self._lock:
+            self._check_writable()
+            self._write((), roll=True)
+            self._publish(self.flushed_offset)
 
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...]) -> None:
         """Undo a failed append: remove the segments that it began, and cut the one in which it began.

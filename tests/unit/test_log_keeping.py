@@ -108,13 +108,48 @@ def test_by_size_whole_old_segments_go_and_the_log_starts_behind_them(machine):
     assert not [name for name in machine.disk.list(PATH) if name.startswith("0" * 20)], "indexes go with their segment"
 
 
-def test_by_time_the_active_segment_stays_however_old_it_is(machine):
-    log = machine.open(retention_ms=DAY_MS)
+@pytest.mark.parametrize("time", ["its own", "none"])
+def test_by_time_the_newest_segment_goes_too_once_all_its_records_are_old(machine, time):
+    """30 days of a few small records would stay under a week's retention, in one segment that is never full."""
+    log, week = machine.open(retention_ms=7 * DAY_MS, segment_bytes=1 << 20), 7 * DAY_MS
+    for _ in range(30):
+        log.append(b"a small one", timestamps_ms=machine.clock.wall_ms() if time == "its own" else -1)
+        machine.clock.advance(DAY_MS)
+        machine.retain()
+    assert log.log_start_offset == 0, "its newest record is young"
+    machine.clock.advance(week - DAY_MS)
+    assert machine.retain() == []
+    machine.clock.advance(DAY_MS)
+    assert machine.retain() == [0]
+    assert (log.log_start_offset, machine.bases(), values(log)) == (30, [30], [])
+    assert machine.retain() == [], "an empty segment stays"
+    assert log.append(b"more") == (30, 30)
+    log.close()
+    assert values(machine.open()) == [(30, b"mor")]
+
+
+def test_by_time_a_newest_segment_that_somebody_needs_is_not_rolled(machine):
+    log = machine.open(retention_ms=DAY_MS, segment_bytes=1 << 20, holders={"kafka": lambda: 39})
     machine.fill(age_ms=lambda n: 5 * DAY_MS)
-    gone = machine.retain()
-    assert machine.bases() == [log.log_start_offset]
-    assert gone
-    assert values(log)
+    log.flush()
+    assert (machine.retain(), machine.bases()) == ([], [0])
+    log.drop_holder("kafka")
+    assert (machine.retain(), machine.bases()) == ([0], [RECORDS])
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_the_list_of_epochs_is_the_same_after_an_opening_behind_delete_records(machine, how):
+    log = machine.open(segment_bytes=1 << 20)
+    for epoch in (1, 3, 5):
+        log.begin_epoch(epoch, log.log_end_offset)
+        log.append([b"first", b"second"])
+        log.append([b"third", b"fourth"])
+    log.begin_epoch(7, log.log_end_offset)
+    log.delete_records(7)
+    before = log.leader_epochs
+    assert before.entries == ((3, 7), (5, 8), (7, 12))
+    machine.disk.crash() if how == "killed" else log.close()
+    assert machine.open().leader_epochs == before
 
 
 def test_by_time_a_younger_record_keeps_its_segment_and_what_is_behind_it(machine):
@@ -126,7 +161,7 @@ def test_by_time_a_younger_record_keeps_its_segment_and_what_is_behind_it(machin
     assert machine.bases()[0] == holds_17
     machine.clock.advance(2 * DAY_MS)
     machine.retain()
-    assert len(machine.bases()) == 1, "all of it is old by now"
+    assert machine.bases() == [RECORDS], "all of it is old by now"
 
 
 @pytest.mark.parametrize("damage", ["missing", "older", "shorter"])
@@ -223,7 +258,7 @@ def test_faults_f3_what_is_left_of_the_day_is_kept_over_restarts_and_a_size_goes
         assert log.retention_held is not None
         assert machine.retain() == []
     machine.clock.advance(DAY_MS // 4)
-    assert machine.retain() == left[:-1]
+    assert machine.retain() == left
 
 
 def test_faults_f3_a_clock_that_was_set_while_the_log_was_closed_is_seen(machine):
@@ -245,7 +280,7 @@ def test_faults_f3_an_opening_beyond_all_records_removes_nothing_for_a_day_and_s
     (problem,) = logs_problems([logs_status("", [log])])
     assert problem.name == "retention_held"
     assert problem.blocked is Blocks.NOTHING
-    old = machine.bases()[:-1]
+    old = machine.bases()
     machine.clock.advance(DAY_MS)
     assert machine.retain() == old
     assert not list(logs_problems([logs_status("", [log])]))
