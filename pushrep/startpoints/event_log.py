@@ -1,7 +1,10 @@
 """All facts of a store in order: which startpoint is pending for which reader, and how a change appends facts.
 
-    pending for a reader = the newest startpoint for it, above its floor, that is not consumed, expired or cancelled
+    pending for a reader = the newest startpoint for it, if it is above its floor and not consumed, expired or cancelled
     floor                = the highest sequence that it committed or consumed
+
+An older one is superseded for good, also once the newer one is cancelled or expires: it may be the typing error that
+the newer one corrected. So a task whose copy of a fan-out was cancelled does not get the original.
 
 A failed one counts as pending, too: it stops the start. Late facts (without a next state in the table of `model`)
 change nothing, so the first `applied` in order wins. State is kept per reader for every target: a reader that applies a
@@ -127,8 +130,9 @@ class EventLog:
             if sequence <= floor:
                 return None
             entry = self._entries[sequence]
-            if entry.written.target.covers(reader) and (reader_state := entry.reader_state(reader)).state not in OVER:
-                return reader_state
+            if entry.written.target.covers(reader):
+                reader_state = entry.reader_state(reader)
+                return None if reader_state.state in OVER else reader_state
         return None
 
     def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
@@ -156,13 +160,12 @@ class EventLog:
         return entry.reader_state(only).state if only in entry.readers else entry.rest
 
     def superseded_by(self, sequence: int) -> int | None:
-        """The newest one that replaces it for all its readers; once that is cancelled, this is pending again."""
+        """The newest one that replaces it for all its readers, for good."""
         target = self._entries[sequence].written.target
         for newer in reversed(self._entries):
             if newer <= sequence:
                 return None
-            entry = self._entries[newer]
-            if entry.written.target.covers(target) and self.state(newer) not in (State.CANCELLED, State.EXPIRED):
+            if self._entries[newer].written.target.covers(target):
                 return newer
         return None
 

@@ -282,7 +282,7 @@ class StartpointStore(ClosedAtExit):
             overdue = found is not None and found.state is State.PENDING and found.written.is_due(self._clock.wall_ms())
             if not overdue:
                 return found
-            self.sweep()  # an older one that is not overdue may be pending after it
+            self.sweep()
             return self.read(consumer, topic, partition, task=task)
         with self._transaction() as change:
             found = change.event_log.pending(reader, self._checkpoints.load(reader).sequence)

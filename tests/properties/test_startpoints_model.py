@@ -52,8 +52,9 @@ class Model:
 
     def pending(self, reader):
         floor = max([self.committed[reader], *(n for n, by in self.state.items() if by.get(reader) == "consumed")])
-        alive = [n for n, by in self.state.items() if by.get(reader) in ("pending", "applied", "failed")]
-        return max((n for n in alive if n > floor), default=None)
+        newest = max((n for n, by in self.state.items() if n > floor and reader in by), default=None)
+        is_alive = newest is not None and self.state[newest][reader] in ("pending", "applied", "failed")
+        return newest if is_alive else None
 
 
 class Startpoints(RuleBasedStateMachine):

@@ -284,11 +284,27 @@ def test_every_change_sweeps(store, clock):
     assert names(store) == ["Written", "Expired"]
 
 
-def test_an_overdue_one_does_not_hide_an_older_one(store, clock):
-    older = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
-    store.write("billing", "orders", 0, Startpoint.specific(30), "go", ttl_s=1)
-    clock.advance(1000)
-    assert store.read("billing", "orders", 0).sequence == older
+@pytest.mark.parametrize("end", ["cancel", "delete", "expiry", "failure and cancel"])
+@pytest.mark.parametrize(("consumer", "partition"), [("billing", 0), (None, 0), ("billing", None), (None, None)])
+def test_one_that_was_corrected_does_not_come_back_when_the_newer_one_ends(store, clock, end, consumer, partition):
+    """`set --to 100`, corrected to 150, then 150 is cancelled: nobody asked for 100 any more."""
+    older = store.write("billing", "orders", 0, Startpoint.specific(20), "a typing error")
+    wrong = 5000 if end == "failure and cancel" else 30
+    newer = store.write(consumer, "orders", partition, Startpoint.specific(wrong), "corrected", ttl_s=1)
+    claim = store.claim("billing", "orders", 0)
+    if end == "delete":
+        assert newer in store.delete(consumer, "orders", partition, "no")
+    elif end == "expiry":
+        clock.advance(1000)
+    else:
+        if end != "cancel":
+            with pytest.raises(StartpointFailed):
+                store.start(claim, LOG)
+        store.cancel(newer, "no")
+    assert store.read("billing", "orders", 0) is None
+    assert store.start(claim, LOG).origin is Origin.DEFAULT
+    assert store.read("billing", "orders", 0, remove=True) is None
+    assert store.event_log().superseded_by(older) == newer
 
 
 def test_read_with_remove_consumes_at_once(store):
@@ -304,7 +320,7 @@ def test_cancel_and_delete(store):
     two = store.write("billing", "orders", 0, Startpoint.specific(30), "go")
     wide = store.write("billing", "orders", None, Startpoint.earliest(), "go")
     store.cancel(wide, "not all of them", author="ann")
-    assert store.read("billing", "orders", 0).sequence == two
+    assert store.read("billing", "orders", 0) is None, "the older ones were superseded"
     with pytest.raises(StartpointRefused, match="is cancelled already"):
         store.cancel(wide, "again")
     with pytest.raises(StartpointRefused, match="there is no startpoint 99"):
@@ -377,6 +393,23 @@ def test_fan_out_gives_each_task_its_own(store):
     assert store.read("billing", "orders", 1, task="a").state is State.PENDING
     with pytest.raises(BadArgument, match="task"):
         store.fan_out("billing", "orders", {"": [0]})
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_a_copy_of_a_fan_out_that_was_cancelled_is_neither_undone_by_its_origin_nor_copied_again(store, is_failed):
+    tasks = {"a": [0], "b": [0]}
+    store.write("billing", "orders", None, Startpoint.specific(5000 if is_failed else 20), "go")
+    copies = store.fan_out("billing", "orders", tasks)
+    claim = store.claim("billing", "orders", 0, task="a")
+    if is_failed:
+        with pytest.raises(StartpointFailed):
+            store.start(claim, LOG)
+        assert store.fan_out("billing", "orders", tasks) == {}
+    store.cancel(copies["a", 0], "not this one")
+    assert store.read("billing", "orders", 0, task="a") is None
+    assert store.fan_out("billing", "orders", tasks) == {}
+    assert store.start(claim, LOG).origin is Origin.DEFAULT
+    assert store.read("billing", "orders", 0, task="b").sequence == copies["b", 0], "the other's stays"
 
 
 @pytest.mark.parametrize(
