@@ -290,14 +290,20 @@ def recording() -> None:
 
 @recording.command("list", short_help="List the recordings of a node.")
 @click.argument("where", metavar="ADDRESS|DIRECTORY")
+@click.option("--topic", help="Only the logs of this topic.")
+@click.option("--from-id", type=click.IntRange(0), help="Only the ids from this one on, in their order.")
+@click.option("--limit", type=click.IntRange(1), help="So many at most, by id: the next page is --from-id LAST+1.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a recording.")
 @tls_options
-def list_(where: str, as_json: bool, tls: MutualTls | None) -> None:  # noqa: FBT001 - click's
+def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
+    where: str, topic: str | None, from_id: int | None, limit: int | None, as_json: bool,  # noqa: FBT001
+    tls: MutualTls | None,
+) -> None:  # fmt: skip
     """List the recordings of the node at ADDRESS, or in DIRECTORY: id, log, offsets, outbox. State live: it has a
     writer.
     """
     with client_of(where, tls) as client:
-        found = client.recordings()
+        found = client.recordings(topic, from_id=from_id, limit=limit)
     if as_json:
         for one in found:
             show_json(_as_dict(one))

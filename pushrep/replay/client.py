@@ -77,9 +77,18 @@ class ReplayClient(ClosedAtExit):
             raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
         self._replays = RemoteReplays(address, node if node is not None else NodeAccess(), clock)
 
-    def recordings(self) -> list[RecordingInfo]:
-        """Every log there, by topic and partition. Raises NotALog, ReplayRefused."""
-        return self._replays.recordings()
+    def recordings(
+        self, topic: str | None = None, *, from_id: int | None = None, limit: int | None = None
+    ) -> list[RecordingInfo]:
+        """Every log there, or those of `topic`, by topic and partition. Raises NotALog, ReplayRefused.
+
+        A page of them: by id, from `from_id` on, `limit` at most; the next one begins at the last id + 1. A directory
+        that was never a node's has no ids, and is listed whole.
+        """
+        found = self._replays.recordings(topic or "", from_id or 0, limit)
+        if from_id is None and limit is None:
+            return sorted(found, key=lambda one: (one.topic, one.partition, one.recording_id or 0))
+        return found
 
     def tip_of(self, recording: int | str, bound: str = "stable") -> int:
         """The offset at which later records begin. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument."""

@@ -342,22 +342,23 @@ class LocalReplays:
         self._locals: dict[int, LocalSession] = {}
         self._waiting: set[int] = set()  # sessions without a subscriber yet
 
-    def recordings(self) -> list[RecordingInfo]:
-        """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALog."""
+    def recordings(self, topic: str, from_id: int, limit: int | None) -> list[RecordingInfo]:
+        """The logs of the directory, of its worker slots, too, by id. Raises NotALog."""
         entries = read_catalogue(self._directory, self._filesystem)
         known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
         found = []
-        for topic, partition in readable_logs(self._directory, self._filesystem):
-            source = self._source(shown_name(topic, partition))
+        for name, partition in readable_logs(self._directory, self._filesystem):
+            source = self._source(shown_name(name, partition)) if topic in {"", name} else None
             if source is None:
                 continue
             try:
-                tp = TopicIdPartition(source.log_id, topic, partition) if source.log_id is not None else None
+                tp = TopicIdPartition(source.log_id, name, partition) if source.log_id is not None else None
                 entry = known.get(tp) if tp is not None else None
-                found.append(_info(source, topic, partition, None if entry is None else entry.recording_id))
+                found.append(_info(source, name, partition, None if entry is None else entry.recording_id))
             finally:
                 source.close()
-        return found
+        found.sort(key=lambda one: (one.recording_id or 0, one.topic, one.partition))
+        return [one for one in found if (one.recording_id or 0) >= from_id][:limit]
 
     def tip_of(self, recording: int | str, bound: str) -> int:
         """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING)."""

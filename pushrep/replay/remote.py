@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from filtering.closing import closed_on_error
@@ -478,10 +479,10 @@ class RemoteReplays:
         self._started: dict[int, tuple[int, ReplayRequest, wire.StartReplayResponse]] = {}
         self._running: set[RemoteSession] = set()
 
-    def recordings(self) -> list[RecordingInfo]:
-        """By topic and partition. Raises ReplayRefused (UNAUTHORISED)."""
-        found = [_info(one) for one in self._described("") if one.state is not RecordingState.DELETED]
-        return sorted(found, key=lambda info: (info.topic, info.partition, info.recording_id or 0))
+    def recordings(self, topic: str, from_id: int, limit: int | None) -> list[RecordingInfo]:
+        """By id. Raises ReplayRefused (UNAUTHORISED)."""
+        there = (one for one in self._described(topic, from_id, limit) if one.state is not RecordingState.DELETED)
+        return [_info(one) for one in islice(there, limit)]
 
     def tip_of(self, recording: int | str, bound: str) -> int:
         """Where what comes from now on begins. Raises ReplayRefused."""
@@ -587,10 +588,11 @@ class RemoteReplays:
             raise ReplayRefused(ErrorCode.INVALID_REQUEST, why)
         return found[0]
 
-    def _described(self, topic: str) -> Iterator[wire.Recording]:
-        first = 0
+    def _described(self, topic: str, first: int = 0, limit: int | None = None) -> Iterator[wire.Recording]:
+        """All of them, deleted ones included, asked for by pages of `limit`."""
+        more = {} if limit is None else {"limit": max(1, limit)}
         while True:
-            asked = wire.DescribeRecordingsRequest(from_recording_id=first, topic=topic)
+            asked = wire.DescribeRecordingsRequest(from_recording_id=first, topic=topic, **more)
             response = accepted(self.ask(asked, wire.DescribeRecordingsResponse))
             yield from response.recordings
             if not response.has_more:

@@ -1,8 +1,9 @@
 """Recordings over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
 
+import json
 import shutil
 import threading
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -15,6 +16,7 @@ from pushrep.replay import (
     TO_END,
     Catalogue,
     RecordingState,
+    ReplayClient,
     ReplayEndReason,
     ReplayFailed,
     ReplayRefused,
@@ -22,6 +24,7 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replicate.election_state import find_election_state
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take, until
 
@@ -209,6 +212,34 @@ def test_retention_that_comes_first_is_told_where_there_is_no_lease_to_wait_for(
     until(lambda: len(node.replay_server.counters().sessions) == 0)
     start = client.purge("orders-0", 100)
     assert [one.start_offset for one in client.recordings()] == [start]
+
+
+def test_recordings_are_listed_by_topic_from_an_id_and_by_pages(world, node, client, leader, capfd):
+    """Of a node, and of the directory of an outbox there; a deleted one takes no place on a page."""
+    for topic, partition in (("rates", 0), ("orders", 1), ("rates", 1)):
+        world.leader(node, TopicIdPartition(uuid4(), topic, partition), outbox=leader.outbox).stop()
+    client.recordings()
+    world.leader(node, TopicIdPartition(uuid4(), "orders", 2), outbox=leader.outbox).stop()
+    client.delete("rates-0").wait()
+    by_id = {one.recording_id: one.name for one in client.recordings()}
+    assert len(by_id) == 4
+    with ReplayClient(world.root / "node" / str(leader.outbox)) as directory:
+        for where in (client, directory):
+            assert [one.name for one in where.recordings()] == ["orders-0", "orders-1", "orders-2", "rates-1"]
+            assert [one.name for one in where.recordings("orders")] == ["orders-0", "orders-1", "orders-2"]
+            assert where.recordings("nothing") == []
+    first, found = 0, []
+    while page := client.recordings(from_id=first, limit=1):
+        found += page
+        first = page[-1].recording_id + 1
+    assert {one.recording_id: one.name for one in found} == by_id
+    assert [one.recording_id for one in found] == sorted(by_id)
+    newest = max(by_id)
+    assert [one.recording_id for one in client.recordings("orders", from_id=newest, limit=5)] == [newest]
+    assert cli_main.run(["recording", "list", str(node.address), "--topic", "orders", "--limit", "2", "--json"]) == 0
+    assert [json.loads(line)["name"] for line in capfd.readouterr().out.splitlines()] == [
+        name for name in (by_id[one] for one in sorted(by_id)) if name.startswith("orders")
+    ][:2]
 
 
 def test_many_askers_at_once_leave_one_truth(world, node, client, stopped):

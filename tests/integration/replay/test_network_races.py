@@ -25,11 +25,11 @@ def between(monkeypatch):
 def have_between(monkeypatch, name, what):
     original, happened = getattr(Recordings, name), []
 
-    def called(*args):
+    def called(*args, **more):
         if not happened:
             happened.append(name)
             what()
-        return original(*args)
+        return original(*args, **more)
 
     monkeypatch.setattr(Recordings, name, called)
     return happened
