@@ -166,8 +166,8 @@ class ReplayCalls:
             return _Looked(is_allowed=True)
         try:
             source = recordings.source(recording)
-        except ReplayRefused as invalid:
-            return _Looked(is_allowed=True, invalid=invalid)
+        except ReplayRefused as refused:
+            return _Looked(is_allowed=True, invalid=refused)
         try:
             facts, is_live = source.live_facts()
             position = request.position
