@@ -16,7 +16,6 @@ Both ways accept rows in any order.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -61,7 +60,7 @@ from spark_jobs.decide import (
 )
 from spark_jobs.errors import FrameUnusable
 from spark_jobs.row_decision import DECIDED, check_places, decide_rows, decided
-from spark_jobs.spark_internals import over_connect, setting, to_arrow, use_driver_python
+from spark_jobs.spark_internals import ShuffleSession, over_connect, to_arrow, use_driver_python
 
 KEY = "_pushrep_key"
 """The column with the bytes that may be metadata, from any carrier, while a frame is inside the filter."""
@@ -79,7 +78,6 @@ WITHOUT_RUNS = 16
 """After a batch that was searched for runs in vain 1 batch is filtered without, then 2, 4, 8, at last this many."""
 
 _LOG = logging.getLogger(__name__)
-_SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
 _QUOTED = tuple(f"`{name}`" for name in _COLUMNS)  # with spark.sql.ansi.enforceReservedKeywords these are keywords
 _EPOCHS = tuple(f"coalesce(cast(`{name}` as bigint), 0L) as `{name}`" for name in EPOCH_COLUMNS)
@@ -316,7 +314,7 @@ class FirstPass:
     """The first pass over the batches of a query: by runs, unless those of batches shortly before decided nothing."""
 
     def __init__(self, rule: FilterRule) -> None:
-        self._rule = rule
+        self._rule, self._session = rule, ShuffleSession()
         self.runs_decided()
 
     def runs_decided(self) -> None:
@@ -329,11 +327,7 @@ class FirstPass:
         if self._without_runs:
             self._without_runs -= 1
         else:
-            # The query's own session, where Spark's default of 200 tasks may be changed; over Connect it is the user's.
-            spark = keyed.sparkSession
-            tasks = min(cores_of(spark), int(spark.conf.get(_SHUFFLE) or 200))
-            with nullcontext() if over_connect(spark) else setting(spark, _SHUFFLE, tasks):
-                found = by_runs(keyed, self._rule)
+            found = by_runs(self._session.planned(keyed, cores_of(keyed.sparkSession)), self._rule)
             self._without_runs = self._pause = min(2 * self._pause or 1, WITHOUT_RUNS)
         return by_rows(keyed, before, self._rule) if found is None else found
 

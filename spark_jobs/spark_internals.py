@@ -1,4 +1,4 @@
-"""Code that depends on the release of Spark: internal objects, missing features of old releases, temporary settings.
+"""Code that depends on the release of Spark: internal objects, and features that old releases lack.
 
 Spark does not guarantee the names of its internal objects; no other module uses them. If a release has other names,
 `asked` returns None, and the caller uses public means, which are slower and give the same rows:
@@ -6,6 +6,7 @@ Spark does not guarantee the names of its internal objects; no other module uses
     by_prefix                       numbers are converted from bytes through their hexadecimal digits
     column_pruned                   each pass reads all columns, from the frame of foreachBatch
     RowsRead                        a handler that read fewer rows than the first pass found is not detected
+    ShuffleSession                  the first pass has as many shuffle tasks as the session's setting says
     hadoop_of                       no replacement: a path can't be a table; use a catalog table or a database
 
     3.5   no DataFrame.toArrow, no transformWithState, no data sources in Python
@@ -24,9 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import RLock
 from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyspark
@@ -41,6 +40,7 @@ from spark_jobs.errors import SparkUnfit
 _LOG = logging.getLogger(__name__)
 
 _CONNECT: Final = "pyspark.sql.connect"
+_SHUFFLE: Final = "spark.sql.shuffle.partitions"
 
 _Answer = TypeVar("_Answer")
 
@@ -165,25 +165,30 @@ def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
     return rows.repartitionById(tasks, column)
 
 
-_settings: WeakKeyDictionary[SparkSession, RLock] = WeakKeyDictionary()
+class ShuffleSession:
+    """A copy of the session of one query, in which a shuffle has at most as many tasks as run at once (`tasks`).
 
-
-@contextmanager
-def setting(spark: SparkSession, name: str, value: str | int) -> Iterator[None]:
-    """Set `name` in this session, and restore its value at the end. It applies to frames that are planned inside.
-
-    Of several threads one at a time: the second would take the first one's value for that of before.
+    Spark's default is 200 tasks, and a setting of the query's own session would be its handler's, too.
     """
-    with _settings.setdefault(spark, RLock()):
-        before = spark.conf.get(name, None)
-        spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            if before is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, before)
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._copy: Any = None
+
+    def planned(self, df: DataFrame, tasks: int) -> DataFrame:
+        """The frame, whose actions are planned in this session."""
+        return asked(lambda: self._planned(df, tasks)) or df
+
+    def _planned(self, df: DataFrame, tasks: int) -> DataFrame | None:
+        if over_connect(df.sparkSession):
+            return None
+        own: Any = df._jdf.sparkSession()  # noqa: SLF001 - Spark's own objects have no public access
+        if self._copy is None or not own.equals(self._of):
+            self._of, self._copy = own, own.cloneSession()
+            self._copy.conf().set(_SHUFFLE, min(tasks, int(own.conf().get(_SHUFFLE))))
+        within = "org.apache.spark.sql.Dataset" if release() < (4, 0) else "org.apache.spark.sql.classic.Dataset"
+        plan = df._jdf.queryExecution().analyzed()  # noqa: SLF001
+        return DataFrame(_class_of(_jvm_of(df.sparkSession), within).ofRows(self._copy, plan), df.sparkSession)
 
 
 _OF_A_QUERY: Final = (

@@ -34,7 +34,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from filtering.stream_metadata import OFFSET_MAX
 from pushrep.env.checked_json import parse_json
 from spark_jobs.batch_marks import LogRange
-from spark_jobs.errors import ROWS_WOULD_BE_LOST, CantReplace, CheckpointWentBack
+from spark_jobs.errors import CantReplace
 from spark_jobs.replacing import within_any
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -50,10 +50,11 @@ from spark_jobs.sinks.idempotent_sink import (
     held_until_in,
     offsets_by_partition,
     refuse_earlier,
+    refuse_replacing,
     settle,
     with_batch_id,
 )
-from spark_jobs.spark_internals import quoted, setting, to_arrow
+from spark_jobs.spark_internals import quoted, to_arrow
 
 _LOG = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ class CatalogTable(BatchTable):
     def last_batch(self, session: SparkSession) -> int | None:
         """By the newest of our commits, or by a partition of the batch that comes or a later one.
 
-        A batch without rows leaves no partition, so a table of files can't say that it lacks one.
+        Where the user has partitions below, a batch without rows leaves none, so a table of files can't say that it
+        lacks one.
         """
         assert self._expected is not None, "the form tells the sink what comes, then asks"
         query_id, batch_id, _ = self._expected
@@ -215,13 +217,10 @@ class CatalogTable(BatchTable):
         self._open(session, rows, batch_id)
         numbered, numbers, committing = with_batch_id(rows, batch_id), [batch_id], self._committing()
         if self._is_files():
-            # The partition goes first, since an overwrite with no rows would leave it as it is.
+            # The partition goes first: an overwrite with no rows would leave what lies below it, in a session in which
+            # only partitions that get rows are overwritten.
             self._drop(session, [batch_id])
-            # insertInto goes by position, and partition columns stand last in a table of files.
-            columns = session.table(self._name).columns
-            # A setting of the session: insertInto ignores it as a writer's option, and would empty the whole table.
-            with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
-                numbered.select(*map(quoted, columns)).write.insertInto(self._name, overwrite=True)
+            self._overwrite_partition(numbered, batch_id)
             return
         options, record = self._options, None
         if committing is not None and self._is_told:
@@ -242,6 +241,19 @@ class CatalogTable(BatchTable):
         numbered.writeTo(self._name).options(**options).overwrite(F.col(BATCH_COLUMN).isin(numbers))
         self._last = record
 
+    def _overwrite_partition(self, numbered: DataFrame, batch_id: int) -> None:
+        """Named in SQL, a partition is overwritten alone whatever the session's mode is; `insertInto` names none."""
+        session, view = numbered.sparkSession, f"pushrep_{uuid.uuid4().hex}"
+        columns = session.catalog.listColumns(self._name)
+        own = ", ".join(quoted(one.name) for one in columns if one.name.lower() != BATCH_COLUMN)
+        below = [quoted(one.name) for one in columns if one.isPartition and one.name.lower() != BATCH_COLUMN]
+        where = ", ".join([f"{BATCH_COLUMN} = {batch_id}", *below])
+        numbered.createOrReplaceTempView(view)
+        try:
+            session.sql(f"INSERT OVERWRITE TABLE {self._name} PARTITION ({where}) SELECT {own} FROM {view}")  # noqa: S608
+        finally:
+            session.catalog.dropTempView(view)
+
     def _record(
         self, session: SparkSession, committing: str, batch_id: int, replaced: Sequence[LogRange]
     ) -> BatchRecord:
@@ -257,10 +269,6 @@ class CatalogTable(BatchTable):
         if last is not None and last.batch == batch_id and tuple(last.ranges) == ranges:
             self._last = last
             return last
-        for one in later:
-            if one.replaced:
-                why = f"batch {one.batch} behind it replaced rows, those of {one.replaced[0]} first"
-                raise CheckpointWentBack(f"batch {batch_id} is planned anew, and {why}: {ROWS_WOULD_BE_LOST}")
         if later:
             self._drop_after(session, batch_id)
         elif last is not None:
@@ -374,6 +382,11 @@ class CatalogTable(BatchTable):
         return Owners()
 
     def _drop_after(self, session: SparkSession, first: int) -> None:
+        """Remove the batches from `first` on. Raises CheckpointWentBack."""
+        if (committing := self._committing()) is not None:
+            newest_last = reversed([*self._records(session, committing)])
+            of_each = {one.batch: one.replaced for one in newest_last}
+            refuse_replacing(self._name, first, {n: str(gone[0]) for n, gone in of_each.items() if gone})
         if not self._is_files():
             session.sql(f"DELETE FROM {self._name} WHERE {BATCH_COLUMN} >= {first}")  # noqa: S608 - a number
             return

@@ -6,6 +6,7 @@
     <path>/_pushrep/writing/<attempt>/batch_id=18/
                                             the batch being written; readers of files pass over names that begin with _
     <path>/_pushrep/replacing/batch_id=17/  whole batches on their way into place, together
+    <path>/_pushrep/replaced/batch_id=18    where that batch replaced rows of others: it is not taken back
 
 A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
 any moment: the next attempt removes what is left aside. If that is a second driver's while the first still
@@ -27,7 +28,7 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
@@ -45,10 +46,10 @@ from spark_jobs.sinks.idempotent_sink import (
     held_until_in,
     offsets_by_partition,
     refuse_earlier,
+    refuse_replacing,
     refuse_without_place,
     settle,
 )
-from spark_jobs.spark_internals import setting
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ _REPLACING_FORMATS = ("parquet", "orc")
 
 _OWN = "_pushrep"
 _WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"
+_REPLACED = f"{_OWN}/replaced"
 _WRITER = f"{_OWN}/writer"
 _OWNERS = f"{_OWN}/owners-"
 
@@ -75,6 +77,7 @@ class DirectoryTable(BatchTable):
         self._write_aside(directory, aside, batch_id, rows)
         self._refuse_if_not_last(directory, aside)
         self._into_place(directory, aside, f"{BATCH_COLUMN}={batch_id}")
+        directory.remove(f"{_REPLACED}/{BATCH_COLUMN}={batch_id}")
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the call, and rows that other batches have in these log ranges go. Raises CantReplace."""
@@ -84,18 +87,24 @@ class DirectoryTable(BatchTable):
         gone = within_any(ranges)
         others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
         for (number,) in others:
-            # Read by itself, as its own files say it is; a partition's text must not come back as a number.
-            with setting(session, "spark.sql.sources.partitionColumnTypeInference.enabled", "false"):
-                path = directory.path_of(f"{BATCH_COLUMN}={number}")
-                kept = session.read.format(self._format).options(**self._options).load(path).where(~gone)
-                self._write_aside(directory, aside, number, kept)
+            kept = self._read(session, directory.path_of(f"{BATCH_COLUMN}={number}")).where(~gone)
+            self._write_aside(directory, aside, number, kept)
         self._write_aside(directory, aside, batch_id, rows)
         self._refuse_if_not_last(directory, aside)
         self._place = None  # if this is interrupted, the next call completes it
+        directory.overwrite(f"{_REPLACED}/{BATCH_COLUMN}={batch_id}", str(ranges[0]))
         if not directory.rename(aside, _REPLACING):
             raise BadSink("target", self._name, f"the file system refused to rename {aside} to {_REPLACING}")
         self._finish_replacing(directory)
         _LOG.info("batch %d replaces rows of %d others in %s", batch_id, len(others), self._name)
+
+    def _read(self, session: SparkSession, path: str) -> DataFrame:
+        """One batch by itself, as its own files say it is; a partition's text does not come back as a number."""
+        reader = session.read.format(self._format).options(**self._options)
+        found = reader.load(path).schema.fields
+        in_files = reader.option("recursiveFileLookup", "true").load(path).schema.names
+        columns = [one if one.name in in_files else StructField(one.name, StringType()) for one in found]
+        return reader.option("recursiveFileLookup", "false").schema(StructType(columns)).load(path)
 
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
         """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
@@ -202,8 +211,12 @@ class DirectoryTable(BatchTable):
         return max([*_batches(directory.names()), *_batches(directory.names(_REPLACING))], default=-1)
 
     def _drop(self, directory: HadoopDirectory, first: int) -> None:
-        """The highest first: killed in between, no hole is left."""
-        for number in sorted(_batches(directory.names()), reverse=True):
+        """The highest first: killed in between, no hole is left. Raises CheckpointWentBack."""
+        there = sorted(_batches(directory.names()), reverse=True)
+        marked = {*_batches(directory.names(_REPLACED))}.intersection(there)
+        where = {number: directory.read(f"{_REPLACED}/{BATCH_COLUMN}={number}") for number in marked}
+        refuse_replacing(self._name, first, where)
+        for number in there:
             if number >= first:
                 directory.remove(f"{BATCH_COLUMN}={number}")
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from filtering.stream_metadata import OFFSET_MAX
 from pushrep.env.checked_json import parse_json
 from spark_jobs.batch_marks import LogRange
-from spark_jobs.errors import CantReplace, SparkJobError
+from spark_jobs.errors import ROWS_WOULD_BE_LOST, CantReplace, CheckpointWentBack, SparkJobError
 from spark_jobs.replacing import within
 from spark_jobs.spark_internals import query_id_of
 
@@ -179,7 +179,7 @@ class BatchTable(ABC):
 
     @abstractmethod
     def drop_from(self, batch_id: int) -> None:
-        """Remove this query's batches >= batch_id."""
+        """Remove this query's batches >= batch_id. Raises CheckpointWentBack, before any, if one replaced rows."""
 
     @abstractmethod
     def last_batch(self, session: SparkSession) -> int | None:
@@ -212,6 +212,16 @@ def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: 
             "otherwise write another table",
         )
     return Owners((*owners.queries, (query_id, adopt[1] + 1)))
+
+
+def refuse_replacing(table: str, batch_id: int, replaced: Mapping[int, str]) -> None:
+    """Raise CheckpointWentBack if batches from `batch_id` on can't go, since one of them replaced rows of others.
+
+    replaced: by the number of each batch that did, where.
+    """
+    if over := [number for number in sorted(replaced) if number >= batch_id]:
+        why = f"batch {over[0]} of table {table} replaced rows, those of {replaced[over[0]]} first"
+        raise CheckpointWentBack(f"batches from {batch_id} on would have to go, and {why}: {ROWS_WOULD_BE_LOST}")
 
 
 def refuse_earlier(owners: Owners, batch_id: int, table: str) -> None:

@@ -2,14 +2,22 @@
 acknowledged as on disk is there, or the log says that it is not; and no file of another directory is touched.
 
 The judge knows nothing of the product: it parses the segments' bytes by itself.
+
+Who reads in another container has other process ids, so the last test runs on the real file system, with a reader in a
+namespace of its own.
 """
 
+import json
+import shutil
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
 import google_crc32c
+import pytest
 
 from pushrep.log import CorruptLog, Durability, FileRemoved, LogClosed, LogConfig, LogPoisoned, SegmentLog
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
@@ -230,3 +238,103 @@ def test_faults_what_others_do_to_a_logs_files_loses_nothing_in_silence(torture)
             if one.is_over:
                 break
         assert one.values, f"round {number}"
+
+
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+LOOK = """
+import json, os, sys
+from pushrep.replay import TO_END, ReplayClient, ReplayRequest
+assert os.getpid() == 1, "it is in no namespace of its own"
+for line in sys.stdin:
+    with ReplayClient(json.loads(line)) as client:
+        is_live = [one.is_live for one in client.recordings()]
+        given = client.replay(ReplayRequest("orders-0", length=TO_END, bound="written"))
+        print(json.dumps([is_live, [[one.offset, one.value.hex()] for one in given]]), flush=True)
+"""
+
+
+@pytest.fixture
+def look():
+    """(directory of logs) -> whether a reader in another namespace of processes sees a writer, and all that it reads"""
+    if shutil.which("unshare") is None or subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no namespace of processes")
+    command = [*IN_A_CONTAINER, sys.executable, "-W", "error", "-c", LOOK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+
+        def ask(directory):
+            print(json.dumps(str(directory)), file=reader.stdin, flush=True)
+            is_live, given = json.loads(reader.stdout.readline())
+            return is_live, [(offset, bytes.fromhex(value)) for offset, value in given]
+
+        yield ask
+        reader.stdin.close()
+
+
+class RealRound:
+    """One log on the real file system, opened, closed, moved, cut and grown; and who looks from another namespace."""
+
+    def __init__(self, random, root, look):
+        self.random, self.root, self.look_from_there = random, root, look
+        self.home, self.values, self.log = root / "data", [], None
+        self.config = LogConfig(
+            segment_bytes=random.choice([400, 1500, 100_000]),
+            batch_bytes=300,
+            preallocate_bytes=random.choice([0, 700]),
+            flush_ms=600_000,
+        )
+        self.open()
+        self.append()
+
+    def open(self):
+        if self.log is None:
+            self.log = SegmentLog.open(self.home / NAME, self.config)
+            assert self.log.log_end_offset == len(self.values)
+
+    def append(self):
+        self.open()
+        values = [self.random.randbytes(self.random.randrange(120)) for _ in range(self.random.randint(1, 4))]
+        self.log.append(values, durability=self.random.choice(list(Durability)))
+        self.values += values
+
+    def close(self):
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
+    def move(self):
+        moved = self.root / self.random.choice(["data", "data.bak", "elsewhere"])
+        if not moved.exists():
+            self.home.rename(moved)
+            self.home = moved
+            if self.log is not None:
+                assert self.log.moved_ms() is not None
+                self.close()  # its path leads to it no more
+
+    def cut_and_grow(self):
+        self.open()
+        del self.values[self.log.truncate_to(self.random.randint(1, len(self.values)), force=True) :]
+        self.append()
+
+    def look(self):
+        is_live, given = self.look_from_there(self.home)
+        assert is_live == [self.log is not None]
+        assert given == list(enumerate(self.values))
+
+    def step(self):
+        self.random.choice([self.open, self.append, self.append, self.close, self.move, self.cut_and_grow])()
+        if self.random.random() < 0.4:
+            self.look()
+
+
+def test_faults_f4_a_reader_in_another_namespace_sees_the_writer_and_its_records_whatever_was_done(
+    torture, tmp_path, look
+):
+    for number in range(torture.count(5, 1000)):
+        (tmp_path / str(number)).mkdir()
+        one = RealRound(torture.random(number), tmp_path / str(number), look)
+        for _ in range(20):
+            one.step()
+        one.look()
+        one.close()
+        one.look()
+        shutil.rmtree(tmp_path / str(number))

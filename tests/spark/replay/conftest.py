@@ -1,10 +1,14 @@
 """Random logs full of replays, the rule by brute force, and frames that cut such logs the ways Spark may."""
 
+import contextlib
 import random
+import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from pyspark.sql.conf import RuntimeConfig
 
 from filtering import METADATA_HEADER, StreamMetadata
 
@@ -13,6 +17,67 @@ SCHEMA = (
     "headers array<struct<key: string, value: binary>>"
 )
 NO_METADATA = (None, b"", b"business", b"x" * 21, b"\0" * 8 + b"\xff" * 4 + b"\0" * 8, b"\0" * 12 + b"\x80" + b"\0" * 7)
+
+
+@contextlib.contextmanager
+def with_setting(spark, name, value):
+    """A setting of the session, as its user may make it."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+WATCHED = {
+    "spark.sql.shuffle.partitions": "7",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
+}
+"""Settings that change what a user's own frames do, with the user's values."""
+
+
+class Watch:
+    """Every value that a session had of the watched settings, read all the time by a thread of the user's."""
+
+    def __init__(self) -> None:
+        self.seen, self.sets, self._stop = set(), [], threading.Event()
+
+    def look(self, session):
+        self.seen |= {(name, session.conf.get(name)) for name in WATCHED}
+
+    def __call__(self, session):
+        while not self._stop.wait(0.001):
+            self.look(session)
+
+    @contextlib.contextmanager
+    def over(self, *sessions):
+        with ThreadPoolExecutor(len(sessions)) as threads:
+            watching = [threads.submit(self, session) for session in sessions]
+            try:
+                yield
+            finally:
+                self._stop.set()
+            for one in watching:
+                one.result()
+
+    def check(self):
+        assert self.sets == [], "set in a session"
+        assert self.seen == set(WATCHED.items())
+
+
+@pytest.fixture
+def watch(spark, monkeypatch):
+    """The user's session with the user's values; whatever our code sets in any session of Python's is written down."""
+    watch = Watch()
+    with contextlib.ExitStack() as given:
+        for name, value in WATCHED.items():
+            given.enter_context(with_setting(spark, name, value))
+        patched = given.enter_context(monkeypatch.context())
+        for change in ("set", "unset"):
+            patched.setattr(RuntimeConfig, change, lambda _, *told: watch.sets.append(told))
+        yield watch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from spark_jobs import FileMarks, ReplayFilteredBatches, filter_frame, filter_re
 from spark_jobs import frame as frame_room
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import FrameChanged, FrameUnusable
-from spark_jobs.spark_internals import setting
+from tests.spark.replay.conftest import with_setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -124,7 +124,7 @@ def test_reserved_words_are_none_of_the_filter_s(spark, frames, logs, monkeypatc
     """With runs such a session ran for days, and then failed near 'end' at the first batch whose rows had to decide."""
     rows = logs.out_of_order()
     frame = frames.split(rows, 2)
-    with setting(spark, "spark.sql.ansi.enforceReservedKeywords", "true"):
+    with with_setting(spark, "spark.sql.ansi.enforceReservedKeywords", "true"):
         for form in (filter_frame(frame).rows, filter_frame(frame, window=3).rows, filter_replays(frame)):
             assert logs.ids(form)
         schemas = {
@@ -148,7 +148,7 @@ def test_files_that_spark_packs_out_of_log_order_are_decided_in_it(spark, logs, 
     for n, part in enumerate((rows[:40], rows[40:])):
         spark.createDataFrame([row.cells()[:5] for row in part], SCHEMA).coalesce(1).write.parquet(f"{tmp_path}/{n}")
     frame = spark.read.parquet(f"{tmp_path}/0", f"{tmp_path}/1")
-    with setting(spark, "spark.sql.files.minPartitionNum", 1):
+    with with_setting(spark, "spark.sql.files.minPartitionNum", 1):
         assert frame.first().offset == 40, "the larger file comes first"
         result = filter_frame(frame)
         assert result.verdict.by_runs == (decide == "by runs")

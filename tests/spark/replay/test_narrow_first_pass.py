@@ -1,6 +1,7 @@
 """Files are read by columns, by the first pass and by the handler, and give what reading whole rows gives."""
 
 import os
+import re
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from spark_jobs import FileMarks, ReplayFilteredBatches, columns, spark_internal
 from spark_jobs import frame as frame_room
 from spark_jobs.columns import FilterRule
 from spark_jobs.frame import by_rows, by_runs, keyed_frame
-from spark_jobs.spark_internals import column_pruned, setting
+from spark_jobs.spark_internals import column_pruned
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -123,20 +124,34 @@ def test_only_the_batch_as_it_was_handed_over_is_read_narrowly(logs, stream_of, 
     assert found["other"], "another frame than the batch's is left alone"
 
 
-def test_faults_f8_a_query_changes_settings_of_its_own_session_alone(spark, logs, stream_of, tmp_path, monkeypatch):
-    name, seen = "spark.sql.shuffle.partitions", []
-    looked = frame_room.by_runs
+def shuffle_tasks(frame):
+    """Into how many tasks a shuffle of this frame is planned."""
+    plan = frame.groupBy("offset").count()._jdf.queryExecution().executedPlan().toString()
+    return int(re.search(r"hashpartitioning\(offset#\d+L?, (\d+)\)", plan)[1])
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_faults_f8_a_query_changes_no_setting_of_any_session(
+    spark, logs, stream_of, tmp_path, monkeypatch, watch, batches
+):
+    """The first pass alone has as many shuffle tasks as cores: it is planned in a session that nobody else has."""
+    looked, tasks = frame_room.by_runs, []
 
     def look(keyed, rule):
-        seen.append((keyed.sparkSession.conf.get(name), spark.conf.get(name)))
-        return looked(keyed, rule)
+        with watch.over(keyed.sparkSession, spark):
+            tasks.append(shuffle_tasks(keyed))
+            return looked(keyed, rule)
+
+    def handle(rows, _):
+        watch.look(rows.sparkSession)
+        tasks.append(shuffle_tasks(rows))
 
     monkeypatch.setattr(frame_room, "by_runs", look)
-    with setting(spark, name, 7):
-        marks = FileMarks(str(tmp_path / "marks"))
-        once = ReplayFilteredBatches(lambda rows, _: seen.append(rows.sparkSession.conf.get(name)), marks)
-        run(stream_of([logs.rewound(15, back=5)]), once, tmp_path / "c")
-    assert seen == [("2", "7"), "7"], "as many shuffle tasks as cores, in the first pass alone"
+    once = ReplayFilteredBatches(handle, FileMarks(str(tmp_path / "marks")))
+    rows = logs.rewound(15, back=5)
+    run(stream_of([rows[:6], rows[6:]][-batches:]), once, tmp_path / "c")
+    assert tasks == [2, 7] * batches
+    watch.check()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import shutil
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,19 +13,19 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrameWriter
+from pyspark.sql.classic.dataframe import DataFrame
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import FilterRule
 from spark_jobs.decide import PartitionRows
-from spark_jobs.errors import CantReplace
+from spark_jobs.errors import CantReplace, CheckpointWentBack
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs
-from spark_jobs.spark_internals import setting
+from tests.spark.replay.conftest import WATCHED
 
 pytestmark = pytest.mark.spark
 
@@ -120,35 +119,51 @@ def test_faults_f8_a_sink_is_told_its_query_and_writes_from_any_thread(spark, ta
         told(sink, 0, "other")  # which may run beside it, and would write its rows as the other's
 
 
-def test_faults_f8_a_setting_that_threads_change_for_a_moment_is_as_before(spark):
-    """The second thread would take the value of the first for the user's, and leave it behind."""
-    name, inside, outside = "spark.sql.sources.partitionOverwriteMode", threading.Event(), threading.Event()
-    before = spark.conf.get(name)
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_faults_f8_sinks_in_threads_change_no_setting_of_the_session(spark, tmp_path, watch, monkeypatch, mode):
+    """What they write is the same in any session, and a user's frame that is written meanwhile is written as the
+    user has set.
+    """
+    monkeypatch.setitem(WATCHED, "spark.sql.sources.partitionOverwriteMode", mode)
+    spark._jsparkSession.conf().set("spark.sql.sources.partitionOverwriteMode", mode)
 
-    def second():
-        with setting(spark, name, "dynamic"):
-            inside.set()
-            outside.wait(60)
+    def rows(low, high, text):
+        return spark.range(low, high, 1, 1).selectExpr(
+            "'t' topic", "0 `partition`", "id `offset`", "id % 2 odd", f"'{text}' text"
+        )
 
-    with ThreadPoolExecutor(1) as threads:
-        with setting(spark, name, "dynamic"):
-            ran = threads.submit(second)
-            inside.wait(0.2)  # it must not come in
-            assert not inside.is_set()
-        outside.set()
-        ran.result()
-    assert spark.conf.get(name) == before != "dynamic"
+    def write(target):
+        def sink(batch_id):
+            return told(idempotent_table(target, partition_by=["odd", "text"]), batch_id)
+
+        for number in range(3):
+            sink(number)(rows(number * 4, number * 4 + 4, "01"), number)
+        sink(2)(rows(8, 9, "02"), 2)  # other rows, of fewer partitions
+        if "/" in target:
+            sink(3).replace(rows(6, 10, "03"), 3, [LogRange("t", 0, 6, 10)])
+        schema = "`offset` long, text string, batch_id long"
+        found = spark.read.schema(schema).parquet(target) if "/" in target else spark.table(target)
+        return sorted((row["offset"], row["text"], row["batch_id"]) for row in found.collect())
+
+    targets = [str(tmp_path / "one"), str(tmp_path / "two"), "in_threads_one", "in_threads_two"]
+    with watch.over(spark), ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(write, targets))
+    first = [(n, "01", n // 4) for n in range(6)]
+    assert found[:2] == 2 * [first + [(n, "03", 3) for n in range(6, 10)]]
+    assert found[2:] == 2 * [[*first, (6, "01", 1), (7, "01", 1), (8, "02", 2)]]
+    assert not [name for name in spark.catalog.listTables() if name.isTemporary]
+    watch.check()
+    for name in targets[2:]:
+        spark.sql(f"drop table {name}")
 
 
-def test_faults_f7_a_table_says_which_batch_it_holds_as_the_newest(spark, table, kind):
+def test_faults_f7_a_table_says_which_batch_it_holds_as_the_newest(spark, table):
     make, _ = table
     sink = told(make(), 0)
     assert sink.last_batch(spark) == -1
     for n, rows in enumerate((2, 1, 0)):
         told(sink, n)(spark.range(rows), n)
-    # A batch without rows leaves no partition in a catalog, which then can't say.
-    assert told(make(), 2).last_batch(spark) == (None if kind == "catalog" else 2)
-    assert told(make(), 1).last_batch(spark) == (1 if kind == "catalog" else 2)
+    assert told(make(), 2).last_batch(spark) == told(make(), 1).last_batch(spark) == 2
     told(sink, 1).drop_from(1)
     assert told(make(), 0).last_batch(spark) == 0
 
@@ -257,6 +272,60 @@ def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(sp
     assert steps == 8, "the other batch and this one go into place, one after the other"
 
 
+@pytest.mark.parametrize("stop", ["no", "before the replacement", "behind it"])
+def test_faults_f7_a_batch_that_replaced_rows_is_never_taken_back(spark, tmp_path, monkeypatch, stop):
+    """As where checkpoint and marks are older than the table: nobody else remembers what was replaced."""
+
+    def rows(low, high, text):
+        columns = "'t' as topic", "0 as partition", "id as `offset`", f"'{text}' as text"
+        return spark.range(low, high, 1, 1).selectExpr(*columns)
+
+    def sink(batch_id, query_id="q", **more):
+        return told(idempotent_table(str(tmp_path / "table"), **more), batch_id, query_id)
+
+    def found():
+        held = spark.read.schema("`offset` long, text string").parquet(str(tmp_path / "table")).collect()
+        return sorted((row["offset"], row["text"]) for row in held)
+
+    for number in range(2):
+        sink(number)(rows(number * 4, number * 4 + 4, "old"), number)
+    rename, replacing = HadoopDirectory.rename, sink(2)
+
+    def renamed(self, name, to):
+        if to == "_pushrep/replacing" and stop == "before the replacement":
+            raise KeyboardInterrupt
+        result = rename(self, name, to)
+        if to == "_pushrep/replacing" and stop == "behind it":
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HadoopDirectory, "rename", renamed)
+        with contextlib.nullcontext() if stop == "no" else pytest.raises(KeyboardInterrupt):
+            replacing.replace(rows(6, 10, "new"), 2, [LogRange("t", 0, 6, 10)])
+    if stop == "before the replacement":
+        sink(1).drop_from(1)
+        assert found() == [(n, "old") for n in range(4)], "it replaced nothing"
+        sink(2)(rows(4, 8, "other"), 2)
+        sink(2).drop_from(2)
+        assert found() == [(n, "old") for n in range(4)], "nor did the one that has its number now"
+        return
+    sink(3)(rows(10, 12, "more"), 3)
+    whole = [(n, "old" if n < 6 else "new" if n < 10 else "more") for n in range(12)]
+    for first in (1, 2):
+        with pytest.raises(
+            CheckpointWentBack, match=r"batch 2 of table .* replaced rows, those of t-0 \[6, 10\) first: .*--adopt"
+        ):
+            sink(first).drop_from(first)
+    with pytest.raises(CheckpointWentBack, match="batch 2 of table"):
+        sink(2, "another", adopt=("q", 1))(rows(12, 13, "adopted"), 2)
+    assert found() == whole, "nothing was taken back"
+    sink(3).drop_from(3)
+    assert found() == whole[:10]
+    sink(3, "another", adopt=("q", 2))(rows(10, 11, "adopted"), 3)
+    assert found() == [*whole[:10], (10, "adopted")]
+
+
 def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path):
     again = PartitionRows("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), 2, 2)
     paths = {kind: str(tmp_path / kind) for kind in ("json", "parquet")}
@@ -308,7 +377,7 @@ def test_a_table_is_made_without_files_whose_rest_would_keep_it_from_being_made(
     rows = spark.sql("""select 7L as id, named_struct('a b', array(map('k', 1.5BD)), '`', 2) as `odd ``name`""")
     sink = told(idempotent_table("declared", options={"note": "it's a \\"}), 0)
     with monkeypatch.context() as killed:
-        killed.setattr(DataFrameWriter, "insertInto", Mock(side_effect=KeyboardInterrupt))
+        killed.setattr(DataFrame, "createOrReplaceTempView", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             sink(rows, 0)
     warehouse = Path(urlsplit(spark.conf.get("spark.sql.warehouse.dir")).path)
