@@ -44,7 +44,7 @@ class Query:
         self.source.mkdir(parents=True)
         self.handed = {}
         self.fails_at = self.progress = None
-        self.reads = True
+        self.reads_otherwise = None
         self.files = 0
 
     def add(self, rows, carrier="key"):
@@ -69,7 +69,8 @@ class Query:
         return self.handed
 
     def __call__(self, rows, batch_id):
-        if not self.reads:
+        if self.reads_otherwise is not None:
+            self.reads_otherwise(rows)
             return
         found = [row["value"] for row in rows.collect()]
         assert len(found) == len(set(found)), "a row came out twice"
@@ -229,18 +230,26 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
     assert query.one(second, window=3, marks=inherited) == model.kept(second)
 
 
-@pytest.mark.parametrize("window", [0, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("read", "window"),
+    [
+        pytest.param(lambda _: None, 0, id="returns early"),
+        pytest.param(lambda _: None, 6, id="returns early, with a window", marks=pytest.mark.long),
+        pytest.param(lambda rows: rows.limit(1).collect(), 0, id="takes limit(1)"),
+        pytest.param(lambda rows: rows.first(), 0, id="takes the first", marks=pytest.mark.long),
+    ],
+)
 def test_a_batch_that_was_not_read_whole_ends_the_query_and_its_marks_before_go_on(
-    query, logs, tmp_path, caplog, window
+    query, logs, tmp_path, caplog, read, window
 ):
     """`marks import --from-checkpoint`: as of the last whole batch, for either form, also with a window."""
     model = logs.Model(window)
     whole, lost, rest = logs.in_batches(logs.random_topic(12, rows=120), 3, seed=3)
     assert query.one(whole, window=window) == model.kept(whole)
-    query.reads = False
+    query.reads_otherwise = read
     with pytest.raises(StreamingQueryException):
         query.one(lost, window=window)
-    query.reads = True
+    query.reads_otherwise = None
     with pytest.raises(StreamingQueryException):
         query.one(rest, window=window)
     until(lambda: "marks import STORE --from-checkpoint" in caplog.text, "the log names the way on")
