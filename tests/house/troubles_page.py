@@ -41,6 +41,9 @@ FAULTS = (
         "test_log_still_mine: test_faults_f2_no_append_is_acknowledged_into_a_file_that_is_another "
         "test_faults_f2_what_is_still_open_is_written_back_and_the_log_goes_on "
         "test_faults_f2_what_was_cut_is_said_to_be_gone",
+        "test_still_mine: "
+        "test_faults_f2_a_leader_whose_newest_file_is_another_leads_on_with_what_members_hold "
+        "test_faults_f2_a_member_whose_newest_file_is_another_acknowledges_nothing_until_it_has_all_again",
     ),
     Fault(
         "the directory is moved, and another one made at its path",
@@ -81,6 +84,7 @@ FAULTS = (
         "test_replay_windows: test_faults_f5_a_log_that_is_cut_and_grown_again_between_two_looks_ends_its_replay "
         "test_faults_f5_a_log_that_was_cut_while_it_was_closed_ends_its_replay",
         "test_log_reading: test_faults_f5_records_of_two_histories_never_follow_each_other",
+        "test_still_mine: test_faults_f5_a_reader_of_a_node_is_told_from_where_on_what_it_got_is_void",
     ),
     Fault(
         "fewer than `min_insync_replicas` members are in sync",

@@ -309,7 +309,7 @@ def test_a_store_of_another_query_is_refused_or_adopted(frames, logs, store, tab
     kept = [expected.kept(batch) for batch in (first, second, third)]
 
     inside_query("new")
-    with pytest.raises(MarksOfAnotherQuery, match=r"adopt=\('old', 1\)"):
+    with pytest.raises(MarksOfAnotherQuery, match=r"without the option checkpointLocation.* adopt=\('old', 1\)"):
         ReplayFilteredBatches(table, store)(frames.split(third, 1), 0)
     with pytest.raises(MarksMissing, match="lack batch 7 of query old"):
         ReplayFilteredBatches(table, store, adopt=("old", 7))(frames.split(third, 1), 0)

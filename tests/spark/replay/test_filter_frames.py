@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql.functions import udf
@@ -110,14 +111,15 @@ def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
 
 
 @pytest.mark.parametrize("rule", [{}, {"window": 3}], ids=["by runs", "by rows"])
-def test_faults_f8_no_setting_of_the_user_s_session_changes(spark, frames, logs, monkeypatch, rule):
+def test_faults_f8_no_setting_of_the_user_s_session_changes(spark, frames, logs, watch, rule):
+    """From four threads at once, which once left another number of shuffle partitions behind."""
     rows = logs.rewound(15, back=5)
     frame = frames.split(rows, 2)
-    with monkeypatch.context() as watched:
-        watched.setattr(type(spark.conf), "set", lambda _, *told: pytest.fail(f"sets {told}"))
-        result = filter_frame(frame, **rule)
-        assert logs.ids(result.rows) == logs.Model(rule.get("window", 0)).kept(rows)
-        assert len(logs.ids(result.dropped)) == 5
+    with watch.over(spark), ThreadPoolExecutor(4) as threads:
+        for result in threads.map(lambda _: filter_frame(frame, **rule), range(4)):
+            assert logs.ids(result.rows) == logs.Model(rule.get("window", 0)).kept(rows)
+            assert len(logs.ids(result.dropped)) == 5
+    watch.check()
 
 
 def test_reserved_words_are_none_of_the_filter_s(spark, frames, logs, monkeypatch):
