@@ -174,6 +174,7 @@ class ShuffleSession:
     def __init__(self) -> None:
         self._of: Any = None
         self._copy: Any = None
+        self._datasets: Any = None
 
     def planned(self, df: DataFrame, tasks: int) -> DataFrame:
         """The frame, whose actions are planned in this session."""
@@ -186,9 +187,10 @@ class ShuffleSession:
         if self._copy is None or not own.equals(self._of):
             self._of, self._copy = own, own.cloneSession()
             self._copy.conf().set(_SHUFFLE, min(tasks, int(own.conf().get(_SHUFFLE))))
-        within = "org.apache.spark.sql.Dataset" if release() < (4, 0) else "org.apache.spark.sql.classic.Dataset"
+            name = "org.apache.spark.sql.Dataset" if release() < (4, 0) else "org.apache.spark.sql.classic.Dataset"
+            self._datasets = _class_of(_jvm_of(df.sparkSession), name)
         plan = df._jdf.queryExecution().analyzed()  # noqa: SLF001
-        return DataFrame(_class_of(_jvm_of(df.sparkSession), within).ofRows(self._copy, plan), df.sparkSession)
+        return DataFrame(self._datasets.ofRows(self._copy, plan), df.sparkSession)
 
 
 _OF_A_QUERY: Final = (

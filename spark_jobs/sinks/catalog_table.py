@@ -26,6 +26,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
@@ -64,6 +65,7 @@ WITH_VERSIONS = frozenset({DELTA, ICEBERG})
 """Formats whose commits carry a record of ours."""
 
 _PROPERTY = "pushrep.queries"
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _RECORDS_READ = 100
 """Commits that are looked through for the last of ours; those between are others', such as compactions."""
@@ -98,6 +100,13 @@ def idempotent_table(
 
 def _text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _partition(shown: Sequence[str]) -> str:
+    """The SQL of a partition that `SHOW PARTITIONS` shows as `a=1/b=2`, percent-encoded."""
+    parts = (map(unquote, part.split("=", 1)) for part in shown[0].split("/"))
+    values = ((name, "NULL" if value == _NULL_PARTITION else _text(value)) for name, value in parts)
+    return f"PARTITION ({', '.join(f'{quoted(name)} = {value}' for name, value in values)})"
 
 
 def _type(kind: DataType) -> str:
@@ -400,4 +409,7 @@ class CatalogTable(BatchTable):
 
     def _drop(self, session: SparkSession, batch_ids: Sequence[int]) -> None:
         for batch_id in batch_ids:
-            session.sql(f"ALTER TABLE {self._name} DROP IF EXISTS PARTITION ({BATCH_COLUMN} = {batch_id})")
+            whole = f"PARTITION ({BATCH_COLUMN} = {batch_id})"
+            # A catalog in memory takes no partition for all that are below it.
+            below = map(_partition, session.sql(f"SHOW PARTITIONS {self._name} {whole}").collect())
+            session.sql(f"ALTER TABLE {self._name} DROP IF EXISTS {', '.join(below) or whole}")

@@ -69,6 +69,7 @@ class DirectoryTable(BatchTable):
     """The sink for a path; see `idempotent_table`."""
 
     _place: tuple[str, HadoopDirectory, Owners] | None = None
+    _replaced: frozenset[int] = frozenset()
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._ask_spark(rows.sparkSession, batch_id)
@@ -77,7 +78,8 @@ class DirectoryTable(BatchTable):
         self._write_aside(directory, aside, batch_id, rows)
         self._refuse_if_not_last(directory, aside)
         self._into_place(directory, aside, f"{BATCH_COLUMN}={batch_id}")
-        directory.remove(f"{_REPLACED}/{BATCH_COLUMN}={batch_id}")
+        if batch_id in self._replaced:  # by an attempt that did not get so far
+            directory.remove(f"{_REPLACED}/{BATCH_COLUMN}={batch_id}")
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the call, and rows that other batches have in these log ranges go. Raises CantReplace."""
@@ -187,6 +189,7 @@ class DirectoryTable(BatchTable):
                 directory.check_new_objects(_OWN, once=False)
                 if not directory.create_bytes(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text().encode()):
                     raise BadSink("target", self._name, f"the file system refused to make a file in {_OWN}")
+            self._replaced = frozenset(_batches(directory.names(_REPLACED)))
             self._place = query_id, directory, settled
         refuse_earlier(self._place[2], batch_id, self._name)
         return self._place[1]

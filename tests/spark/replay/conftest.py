@@ -22,12 +22,12 @@ NO_METADATA = (None, b"", b"business", b"x" * 21, b"\0" * 8 + b"\xff" * 4 + b"\0
 @contextlib.contextmanager
 def with_setting(spark, name, value):
     """A setting of the session, as its user may make it."""
-    before = spark.conf.get(name)
+    before = spark.conf.get(name, None)
     spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(name, before)
+        spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
 WATCHED = {

@@ -25,7 +25,7 @@ BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", "marks")
 BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "DELETE", "COMMIT")
 POINTS = {
     "path": ("removed", *ASIDE, *BATCH_OF_FILES, *BATCH_OF_FILES),
-    "catalog": ("CREATE", "ALTER", "rows", "marks", "ALTER", "rows", "marks"),
+    "catalog": ("CREATE", "ALTER", "INSERT", "marks", "ALTER", "INSERT", "marks"),
     "sqlite": ("CREATE", "CREATE", "COMMIT", "CREATE", "COMMIT", *BATCH_OF_A_DATABASE, *BATCH_OF_A_DATABASE),
     "topic": (*ASIDE, "sent", "marks", "sent", "marks"),
     "delta": ("made", "rows", "marks", "rows", "marks"),

@@ -1,7 +1,7 @@
 """Where a query's driver writes, in the order of a sink's points; what tasks write belongs to the write that waits.
 
 a path            a file: owners · removed, rows aside, removed, renamed: a batch
-a catalog table   CREATE · ALTER (a partition dropped), rows: a batch of files · made, rows: Delta, Iceberg
+a catalog table   CREATE · ALTER (a partition dropped), INSERT: a batch of files · made, rows: Delta, Iceberg
 a database        each statement that changes it, each COMMIT
 a topic           a file: the pin · sent: a batch
 marks             marks: FileMarks · with the rows in a database
@@ -18,7 +18,6 @@ CALLS = {
     "spark_jobs.sinks.directory_table.DirectoryTable": {"_write_aside": "rows aside"},
     "spark_jobs.file_marks.FileMarks": {"write": "marks"},
     "spark_jobs.jobs.relaying.Sending": {"send": "sent"},
-    "pyspark.sql.readwriter.DataFrameWriter": {"insertInto": "rows"},
     "pyspark.sql.readwriter.DataFrameWriterV2": {"create": "made", "overwrite": "rows"},
 }
 CHANGES = ("ALTER", "CREATE", "DELETE", "INSERT")
