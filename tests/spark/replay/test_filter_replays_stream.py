@@ -244,7 +244,8 @@ def test_a_batch_that_was_not_read_whole_ends_the_query_and_its_marks_before_go_
 ):
     """`marks import --from-checkpoint`: as of the last whole batch, for either form, also with a window."""
     model = logs.Model(window)
-    whole, lost, rest = logs.in_batches(logs.random_topic(12, rows=120), 3, seed=3)
+    topics = [row for seed in range(12, 17) for row in logs.random_topic(seed, rows=60)]  # some pairs in each task
+    whole, lost, rest = logs.in_batches(topics, 3, seed=3)
     assert query.one(whole, window=window) == model.kept(whole)
     query.reads_otherwise = read
     with pytest.raises(StreamingQueryException):
