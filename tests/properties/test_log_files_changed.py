@@ -247,7 +247,8 @@ STRANGE_MS = (-1, 4_102_444_800_000)
 class ClockRound:
     """One log with retention by time, whose machine's wall clock is set; the judge goes by the time that really passed.
 
-    Removal rests for a day after a step, so nothing is removed that is younger than a day.
+    Removal rests for a day after a step, so nothing is removed that is younger than a day. The clock is looked at
+    between any two steps, as every half minute: two steps that cancel each other are seen by nobody.
     """
 
     def __init__(self, random):
@@ -272,15 +273,20 @@ class ClockRound:
     def pass_time(self):
         self.clock.advance(self.random.choice([1_000, DAY_MS // 20, DAY_MS // 2, 2 * DAY_MS]))
 
-    def step_clock(self):
+    def set_clock(self):
         self.clock.set_wall(
             self.clock.wall_ms() + self.random.choice([-1, 1]) * self.random.randint(61_000, 40 * DAY_MS)
         )
 
+    def step_clock(self):
+        self.retain()
+        self.set_clock()
+
     def close_and_open(self):
+        self.retain()
         self.log.close()
         if self.random.random() < 0.5:
-            self.step_clock()
+            self.set_clock()
         self.open()
 
     def retain(self):
