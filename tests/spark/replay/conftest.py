@@ -1,6 +1,7 @@
 """Random logs full of replays, the rule by brute force, and frames that cut such logs the ways Spark may."""
 
 import contextlib
+import functools
 import random
 import threading
 from collections import defaultdict
@@ -41,8 +42,14 @@ WATCHED = {
 class Watch:
     """Every value that a session had of the watched settings, read all the time by a thread of the user's."""
 
-    def __init__(self) -> None:
-        self.seen, self.sets, self._stop = set(), [], threading.Event()
+    def __init__(self, spark) -> None:
+        self.wanted, self.seen, self.sets, self._stop = dict(WATCHED), set(), [], threading.Event()
+        self._set = functools.partial(RuntimeConfig.set, spark.conf)
+
+    def given(self, name, value):
+        """Another value of the user's."""
+        self._set(name, value)
+        self.wanted[name] = value
 
     def look(self, session):
         self.seen |= {(name, session.conf.get(name)) for name in WATCHED}
@@ -64,13 +71,13 @@ class Watch:
 
     def check(self):
         assert self.sets == [], "set in a session"
-        assert self.seen == set(WATCHED.items())
+        assert self.seen == set(self.wanted.items())
 
 
 @pytest.fixture
 def watch(spark, monkeypatch):
     """The user's session with the user's values; whatever our code sets in any session of Python's is written down."""
-    watch = Watch()
+    watch = Watch(spark)
     with contextlib.ExitStack() as given:
         for name, value in WATCHED.items():
             given.enter_context(with_setting(spark, name, value))

@@ -25,7 +25,6 @@ from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs
-from tests.spark.replay.conftest import WATCHED
 
 pytestmark = pytest.mark.spark
 
@@ -120,12 +119,11 @@ def test_faults_f8_a_sink_is_told_its_query_and_writes_from_any_thread(spark, ta
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_faults_f8_sinks_in_threads_change_no_setting_of_the_session(spark, tmp_path, watch, monkeypatch, mode):
+def test_faults_f8_sinks_in_threads_change_no_setting_of_the_session(spark, tmp_path, watch, mode):
     """What they write is the same in any session, and a user's frame that is written meanwhile is written as the
     user has set.
     """
-    monkeypatch.setitem(WATCHED, "spark.sql.sources.partitionOverwriteMode", mode)
-    spark._jsparkSession.conf().set("spark.sql.sources.partitionOverwriteMode", mode)
+    watch.given("spark.sql.sources.partitionOverwriteMode", mode)
 
     def rows(low, high, text):
         return spark.range(low, high, 1, 1).selectExpr(
