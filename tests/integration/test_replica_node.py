@@ -593,6 +593,26 @@ def test_a_setting_that_the_command_does_not_take_is_refused_by_name(tmp_path, o
     assert said in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--allow", "billing=orders-*:fly"], "fly"),
+        (["--allow-file", "rules"], "fly"),
+        (["--listen", "0.0.0.0:0"], "--plain"),
+        (["--metrics", "0.0.0.0:0"], "--plain"),
+        (["--cert", "rules"], "--key"),
+        (["--cert", "rules", "--key", "rules", "--ca", "rules"], "rules"),
+    ],
+)
+def test_what_a_node_can_not_be_started_with_is_wrong_usage_and_makes_nothing(tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules").write_text("billing=orders-*:fly\n")
+    result = CliRunner().invoke(cli, ["replica", "serve", "copies", *options])
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+    assert said in result.output
+    assert not (tmp_path / "copies").exists()
+
+
 def test_a_cut_inside_of_a_batch_is_refused_and_takes_nothing(start):
     """Such a cut would mean that an epoch has two histories; a cut at the batch's base could remove acknowledged
     records.

@@ -119,10 +119,12 @@ class Service:
         try:
             return election.run(self.purpose, _ANSWER_S, first=first)
         except TooFewMembers:
-            if self.purpose is Purpose.OPEN or not self.world.rules.accepts_loss:
+            kept = election.state_store.kept.grant
+            # Without a grant the outbox was never made: there is nothing whose loss somebody could accept.
+            if kept is None or self.purpose is Purpose.OPEN or not self.world.rules.accepts_loss:
                 raise
         epoch = next_ballot(election.index, election.own().highest_epoch)
-        grant = election.state_store.kept.grant.renewed(epoch, election.index)
+        grant = kept.renewed(epoch, election.index)
         election.store(grant)
         self.world.losses.append(epoch)
         self.world.note(self.machine, "accept_loss")

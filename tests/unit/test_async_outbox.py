@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -229,6 +230,32 @@ def test_a_full_buffer_suspends_the_task_and_not_the_loop(tmp_path, run):
         for name in (b"a", b"b"):
             assert [value for value in values if value.startswith(name)] == [b"%s %03d" % (name, n) for n in range(100)]
         assert len(values) == 200, "what was cancelled is not among them"
+
+    try:
+        run(main())
+    finally:
+        disk.gate.set()
+        plain.close()
+
+
+@pytest.mark.parametrize("append", ["append", "append_many"])
+def test_whatever_a_full_buffer_refuses_waits_in_the_loop(tmp_path, run, append):
+    """`Outbox` itself would wait in its thread, the loop's, in which nobody could open the gate meanwhile."""
+    disk, plain = held_disk(tmp_path, batch_bytes=1000, buffer_bytes=2000, block_ms=5_000)
+    value = bytes(100)
+
+    async def main():
+        outbox = AsyncOutbox(plain)
+        disk.gate.clear()
+        with suppress(BufferFull):
+            while True:
+                plain.append_many(0, [value], block=False)
+        waiting = asyncio.create_task(outbox.append(0, value) if append == "append" else outbox.append_many(0, [value]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        disk.gate.set()
+        assert await (await waiting) == plain.log(0).log_end_offset - 1
 
     try:
         run(main())

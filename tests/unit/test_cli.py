@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime, timedelta
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -54,6 +55,40 @@ def test_help_names_the_commands_and_loads_none():
     for name in ("append", "log", "replay"):
         assert f"\n  {name} " in done.stdout
     assert done.stdout.endswith("loaded []\n"), "showing the list imports no command"
+
+
+def test_log_lines_are_text_or_one_json_object_each_with_the_error(tmp_path):
+    """In a program of its own: a root logger that has handlers keeps them."""
+    script = (
+        "import logging, sys\nfrom pushrep.cli.common import log_to_stderr\n"
+        "log_to_stderr(*sys.argv[1:])\nlog = logging.getLogger('pushrep.log')\n"
+        "log.info('not at this level')\nlog.warning('%s\\nforged', 'two lines')\n"
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    log.exception('it failed')\n"
+    )
+
+    def told(*arguments):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        return done.stderr.splitlines()
+
+    first, second = map(json.loads, told("json", "warning"))
+    assert datetime.fromisoformat(first.pop("time")).utcoffset() == timedelta(0)
+    assert first == {"level": "WARNING", "logger": "pushrep.log", "message": "two lines\nforged"}
+    assert (second["level"], second["message"]) == ("ERROR", "it failed")
+    assert second["error"].startswith("Traceback")
+    assert second["error"].endswith("ZeroDivisionError: division by zero")
+    assert json.loads(told("json", "info")[0])["message"] == "not at this level"
+    assert re.match(r"20\d\d-.* WARNING pushrep\.log: two lines", told("text", "warning")[0])
+
+
+def test_log_format_json_is_what_a_command_logs_in(tmp_path):
+    command = [PUSHREP, "--log-format", "json", "replica", "serve", tmp_path / "copies", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        try:
+            said = json.loads(process.stderr.readline())
+        finally:
+            process.kill()
+    assert (said["level"], said["logger"]) == ("WARNING", "pushrep.node")
+    assert said["message"].startswith("nobody may use this node")
 
 
 @pytest.mark.parametrize("command", ["append", "replay"])

@@ -582,6 +582,19 @@ def test_o8_a_member_that_was_not_filled_yet_is_ahead_of_nobody():
     assert effects == [Fetch(0, 1, 4, EpochEnd(256, 4))]
 
 
+def test_o8_a_member_that_lost_records_and_was_not_filled_is_ahead_of_nobody_in_any_partition():
+    own = replace(member(0, ends(1, (0, 0)), **LOST), is_unfilled=True)
+    own.logs[1] = MemberLog(log=ends(9, (0, 0), (256, 2)), high_watermark=0)
+    answers = [member(1, LOG), member(2, LOG)]
+    for answer in answers:
+        answer.logs[1] = MemberLog(log=LOG, high_watermark=4)
+    opening = candidate(own=own)
+    for answer in answers:
+        opening.on_answer(answer)
+    effects = [effect for answer in answers for effect in opening.on_answer(replace(answer, grant=opening.grant))]
+    assert effects == [Fetch(0, 1, 1, EpochEnd(256, 4)), Fetch(1, 1, 4, EpochEnd(256, 4))]
+
+
 def test_a_newer_grant_of_another_ends_the_attempt():
     opening = candidate()
     opening.on_answer(member(1, LOG))

@@ -262,3 +262,40 @@ def test_one_fence_lasts_for_an_opening_and_a_topic_id():
     assert fencing.newest is known
     fencing.driver(session, first._replace(topic_id=UUID(int=8)), cluster, has_shipped=False)
     assert fencing.newest is not known
+
+
+@pytest.mark.parametrize(
+    ("producer", "is_marker"), [((8, 1), True), ((8, 0), True), ((7, 0), True), ((7, 1), False)],
+    ids=["another's", "another's of the same epoch", "our earlier one", "records under ours"],
+)  # fmt: skip
+def test_only_a_control_batch_of_our_producer_is_its_marker(producer, is_marker):
+    """faults B3: a partition is shipped to once the marker of this very producer id and epoch stands in it."""
+    cluster = Brokers()
+    cluster.leaders = {0: 1}
+    other = encode_batch([b"end"], timestamps_ms=1).with_producer(*producer, -1 if is_marker else 0)
+    made, session = driver(SYSTEM_CLOCK, cluster)
+    seen = []
+
+    async def ask(coordinator, request, answer=cluster.ask):
+        answered = await answer(coordinator, request)
+        if isinstance(request, EndTxnRequest) and not seen:  # the coordinator writes it later
+            seen.append(cluster.held[0])
+            cluster.held[0] = at(other, 40) if not is_marker else as_control(other, 40)
+        return answered
+
+    def is_read():
+        if made.partitions[0].read_to != 41:
+            return False
+        assert (session.marked, made.partitions[0].state) == ([], PartitionState.SOUGHT)
+        cluster.held[0] += seen[0]
+        return True
+
+    cluster.epoch, cluster.ask = 1, ask
+    run(made, session, is_read, lambda: 0 in session.marked)
+    assert made.partitions[0].producer == ProducerId(7, 1)
+
+
+def at(batch, offset):
+    data = bytearray(batch)
+    layout.stamp(data, offset, -1)
+    return bytes(data)

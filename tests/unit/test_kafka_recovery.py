@@ -7,7 +7,7 @@ import pytest
 
 from filtering import pack_keys
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.kafka import recovery
+from pushrep.kafka import KafkaDestination, recovery
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import PartitionBounds, broker_refused
 from pushrep.kafka.errors import KafkaUnreachable
@@ -108,3 +108,35 @@ def test_a_look_at_the_newest_record_asks_once(tmp_path, monkeypatch, start, end
             with pytest.raises(KafkaUnreachable, match="ends below"):
                 asyncio.run(looking.check_newest(0, [source]))
         assert partition.asked == asked
+
+
+class Waiting:
+    """What has kept partitions waiting, each in turn."""
+
+    def __init__(self):
+        self.told = []
+
+    def set_trouble(self, trouble, subject=None):
+        self.told.append((subject, trouble))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(KafkaUnreachable("no leader"), "Kafka can't be reached: no leader"), (TimeoutError(), "TimeoutError()")],
+)
+def test_what_keeps_a_partition_waiting_is_told_until_it_is_over(error, text):
+    """An error without words is told by its name. Nothing is said of a partition that never waited."""
+    state, fails = Waiting(), [error, error]
+    quick = KafkaDestination(bootstrap_servers="127.0.0.1:1", retry_backoff_ms=1, retry_backoff_max_ms=1)
+    looking = ShippingRecovery(quick, FACTS, MovedCluster(), state, None, SYSTEM_CLOCK, lambda _: None)
+
+    async def ask():
+        if fails:
+            raise fails.pop()
+        return 7
+
+    async def both():
+        return [await looking.until_done(ask, 3), await looking.until_done(ask, 4)]
+
+    assert asyncio.run(both()) == [7, 7]
+    assert [one for one in state.told if one[0] is not None] == [(3, text), (3, text), (3, None)]

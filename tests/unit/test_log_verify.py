@@ -46,6 +46,19 @@ def test_a_whole_log_is_whole(log):
     assert report.torn is None
 
 
+def test_a_log_without_segments_is_whole_only_if_it_never_had_records(log, tmp_path):
+    for path in log.glob("0*"):
+        path.unlink()
+    found = only(verify_log(log))
+    assert (found.kind, found.file, found.offset) == (FindingKind.JOINT, FIRST, 0)
+    assert found.reason == "no segment is there, but offsets up to 21 were"
+    fresh = make(tmp_path / "logs" / "orders-1", lists=0)
+    assert verify_log(fresh).is_whole
+    for path in fresh.glob("0*"):
+        path.unlink()
+    assert verify_log(fresh).is_whole
+
+
 def test_every_byte_that_is_flipped_is_found(log, torture):
     """The short form flips each third byte of a segment."""
     missed = []

@@ -1,9 +1,11 @@
 """The buffer shared by replicas: counted once, bounded, evicted oldest first; its count is always what is held."""
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.replicate.pusher import MemoryTracker
+from pushrep.replicate.pusher import Buffered, MemoryTracker
 
 
 def test_the_last_user_frees_the_bytes():
@@ -45,3 +47,19 @@ def test_the_count_is_what_is_held_and_comes_to_nothing(steps):
     for entry in held:
         memory.release(entry)
     assert memory.used_bytes == 0
+
+
+def test_what_was_released_is_swept_out_and_what_is_held_stays_in_turn():
+    """Of the many that came and went since, none is kept for its place in the queue; the oldest that is held still
+    goes first.
+    """
+    memory = MemoryTracker(100)
+    first, second = memory.hold(0, 1, (b"x" * 30,), 1), memory.hold(1, 2, (b"y" * 30,), 1)
+    for n in range(5_000):
+        memory.release(memory.hold(n, n + 1, (b"z",), 1))
+    gc.collect()
+    assert sum(isinstance(one, Buffered) for one in gc.get_objects()) < 2_000
+    assert memory.hold(2, 3, (b"a" * 50,), 1) is not None
+    assert (first.parts, second.parts, memory.used_bytes) == (None, (b"y" * 30,), 80)
+    assert memory.hold(3, 4, (b"b" * 50,), 1) is not None
+    assert (second.parts, memory.used_bytes, memory.evicted_bytes) == (None, 100, 60)

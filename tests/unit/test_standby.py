@@ -54,7 +54,8 @@ def keep(data, one, member=1):
 class Waiting:
     """A service that stands by, in a thread."""
 
-    def __init__(self, directory, **settings):
+    def __init__(self, directory, *, fails=False, **settings):
+        self.fails = fails
         self.told, self.changed, self.cancel, self.error = [], threading.Condition(), threading.Event(), None
         arguments = (directory, "orders", 1, "billing")
         self.thread = threading.Thread(target=self.run, args=arguments, kwargs=settings)
@@ -70,6 +71,8 @@ class Waiting:
         with self.changed:
             self.told.append((state, why))
             self.changed.notify_all()
+        if self.fails:
+            raise ZeroDivisionError
 
     def wait_for(self, state, why):
         with self.changed:
@@ -93,6 +96,22 @@ def test_it_waits_until_the_outbox_is_made_and_then_for_its_leader(tmp_path):
         waiting.wait_for(StandbyState.STANDING_BY, "member 0 was in contact")
     finally:
         waiting.end()
+
+
+def test_an_on_state_that_raises_is_logged_and_keeps_nobody_from_standing_by(tmp_path, caplog):
+    waiting = Waiting(tmp_path / "data", fails=True)
+    try:
+        waiting.wait_for(StandbyState.WAITING, "pushrep outbox create")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "replica-epoch.json").write_text("{}")
+        keep(tmp_path / "data", grant())
+        waiting.wait_for(StandbyState.STANDING_BY, "member 0 was in contact")
+    finally:
+        waiting.end()
+    assert isinstance(waiting.error, StandbyCancelled)
+    failed = [one for one in caplog.records if one.exc_info is not None]
+    assert {one.exc_info[0] for one in failed} == {ZeroDivisionError}
+    assert failed[0].getMessage() == "on_state failed for the state waiting"
 
 
 def test_a_node_shows_who_stands_by_and_why(tmp_path, caplog):
