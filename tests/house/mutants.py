@@ -2,7 +2,7 @@
 
     map      runs the tests once and notes which of them execute which line, and how long each takes; kept in
              .cache/mutants. A test file that changed since is run again, a line that moved is found by its text
-    draw     by seed: a statement of a function, then one change of it: a condition negated, a call left out, another constant
+    draw     by seed: a statement of a function, then one change of it: a condition negated, a call left out, 1 more
     try      in a copy of the tree, which is thrown away: the tests that execute the statement, quick ones first, up
              to a limit of seconds. A test that fails is run again without the change: if it fails, too, it says nothing
 

@@ -206,6 +206,7 @@ class ScriptedReplica:
         self.gate = threading.Event()
         self.gate.set()
         self.answer = succeed
+        self.describe = lambda tp: wire.LogDescription(tp=tp)
         self.replica_epoch = 7
         settings = NodeSettings(address=self.replica.address, allow=frozenset({"any"}), stop_timeout_s=1)
         self._connections = Connections(self.listener, settings, self._call)
@@ -218,8 +219,10 @@ class ScriptedReplica:
                 self.changed.notify_all()
             grant = {"grant_epoch": request.leader_epoch, "grant_leader": request.leader}
             return wire.BeatResponse(generation=request.generation, **grant)
+        if isinstance(request, wire.GrantRequest):
+            return wire.GrantResponse(member=request.member)
         if isinstance(request, wire.DescribeLogRequest):
-            logs = tuple(wire.LogDescription(tp=tp) for tp in request.partitions)
+            logs = tuple(map(self.describe, request.partitions))
             return wire.DescribeLogResponse(replica_epoch=self.replica_epoch, logs=logs)
         with self.changed:
             self.frames += 1

@@ -162,7 +162,8 @@ def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
         assert outbox.append(0, b"both").result(WAIT_S) == 0
     with open_outbox(world, 1, delivery_timeout_ms=150, replica_lag_max_ms=60_000) as outbox:
         with disk.hanging():
-            receipt = outbox.append(0, b"late", metadata=metadata)
+            receipt, told = outbox.append(0, b"late", metadata=metadata), []
+            receipt.add_done_callback(told.append)
             with pytest.raises(DeliveryFailed) as failed:
                 receipt.result(WAIT_S)
             assert failed.value.may_be_delivered
@@ -174,6 +175,10 @@ def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
         with pytest.raises(DeliveryFailed):  # a receipt answers once, and goes on saying so
             receipt.result(WAIT_S)
         wait_for_all(outbox)
+    assert told == [receipt], "it is decided once, although it was replicated later"
+    assert outbox.facts.budget.taken == 0, "and its bytes are given back once"
+    with pytest.raises(DeliveryFailed):
+        receipt.result(0)
     world.close()
     with SegmentLog.open_reader(copy_of(world, outbox, 1), isolation="written") as reader:
         assert [record.value for record in reader.records(0)] == [b"both", b"late", b"next"]

@@ -17,7 +17,7 @@ from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.manager import FileRecords, PushManager
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.push_messages import AppendRecordsResult
+from pushrep.wire.push_messages import AppendRecordsResult, LogDescription
 from tests.integration.conftest import WAIT_S
 
 EMPTY = LogEnds(0, 0, LeaderEpochs())
@@ -352,6 +352,7 @@ def test_h1_only_a_rise_counts(led):
     parts = replica.wait_for(lambda parts: parts[-1].high_watermark == again)
     assert parts[before].records, "whatever those calls had sent would have come first"
     led = service.leading.partitions[0]
+    service.wait_for(lambda leader: not leader.sessions[1].in_flight)
     with led.lock:  # a caller with its own rules raises it, and nothing else tells the pusher
         led.leader.high_watermark = again + 1
     manager.on_high_watermark_update(tp, [1], again + 1)
@@ -538,3 +539,24 @@ def one_batch(*values):
 
 def iter_batches(service):
     yield one_batch(b"x")
+
+
+def test_an_error_that_nobody_foresaw_is_a_trouble_and_sessions_begin_again(world, scripted, caplog):
+    """A node that describes a log which nobody asked for, twice; then the right one."""
+    replica, wrong = scripted(), [1, 2]
+
+    def describe(tp):
+        return LogDescription(tp=replace(tp, partition=wrong.pop()) if wrong else tp)
+
+    replica.describe = describe
+    service = world.service([replica.replica], settings=QUICK)
+    troubles = []
+    service.leading.on_kept = lambda _index: troubles.append(service.leading.troubles().get(1))
+    service.start()
+    end = service.append(b"x")
+    assert service.wait(end) is None
+    replica.wait_for(lambda parts: end_of_last(parts) == end)
+    assert [why.partition(":")[0] for why in troubles if why is not None] == ["KeyError"] * 2
+    service.wait_for(lambda leader: leader.sessions)
+    assert service.leading.troubles() == {}
+    assert caplog.text.count("sessions can't begin") == 2

@@ -46,6 +46,24 @@ def test_a_whole_log_is_whole(log):
     assert report.torn is None
 
 
+def test_indexes_of_a_segment_that_was_cut_off_say_nothing_of_the_next_one_of_its_name(log):
+    """A crash between the removals of its files leaves them."""
+    base = 9
+    left = {path.name: path.read_bytes() for path in log.glob(f"{base:020d}.*index")}
+    assert all(left.values())
+    with SegmentLog.open(log, CONFIG) as opened:
+        opened.truncate_to(base, force=True)
+    for path in log.glob(f"{base:020d}.*"):
+        path.unlink()
+    for name, data in left.items():
+        (log / name).write_bytes(data)
+    with SegmentLog.open(log, CONFIG) as opened:
+        for number in range(4):
+            opened.append([b"longer value %d" % number * 9] * 3, timestamps_ms=1_800_000_000_000 + number)
+        assert next(iter(opened.records(base + 6))).offset == base + 6
+    assert verify_log(log).findings == []
+
+
 def test_a_log_without_segments_is_whole_only_if_it_never_had_records(log, tmp_path):
     for path in log.glob("0*"):
         path.unlink()

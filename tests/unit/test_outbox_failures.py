@@ -10,7 +10,7 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import OutboxConfig
 from pushrep.env import RealFilesystem
-from pushrep.log import Durability, LogConfig, LogEndMoved, LogPoisoned
+from pushrep.log import Durability, LogClosed, LogConfig, LogEndMoved, LogPoisoned
 from pushrep.outbox import (
     BufferFull,
     CloseTimedOut,
@@ -382,6 +382,20 @@ def test_an_outbox_on_a_disk_that_hangs_holds_up_no_other(tmp_path):
         finally:
             hanging.gate.set()
         assert [receipt.result(60) for receipt in receipts] == [0] * 40
+
+
+def test_what_a_log_that_was_closed_meanwhile_holds_nobody_knows(tmp_path):
+    outbox = open_outbox(tmp_path, RealFilesystem())
+    assert outbox.append(0, b"before").result(60) == 0
+    outbox.log(0).close()
+    with pytest.raises(DeliveryFailed) as failed:
+        outbox.append(0, b"of a batch that was perhaps being written").result(60)
+    assert isinstance(failed.value.__cause__, LogClosed)
+    assert failed.value.may_be_delivered
+    with pytest.raises(LogStopped):
+        outbox.append(0, b"more")
+    with pytest.raises(LogClosed):
+        outbox.close()
 
 
 def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):

@@ -403,6 +403,63 @@ def test_a_broken_lease_ends_the_replay(tmp_path):
             assert replay.end_reason is ReplayEndReason.LEASE_BROKEN
 
 
+def test_a_lease_that_is_found_broken_before_the_notice_comes_ends_the_replay_too(tmp_path):
+    clock = SimulatedClock()
+    settings = ReplaySettings(block_bytes=400)
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(lease_max_s=60), clock=clock) as log:
+        fill(log, 100)
+        with ReplayClient(tmp_path, logs=[log], clock=clock, settings=settings) as client:
+            replay = client.replay(ReplayRequest("orders-0", length=TO_END))
+            assert offsets(islice(replay, 1)) == [0]
+            (lease,) = log.leases
+            notice, lease.on_broken = lease.on_broken, None
+            clock.advance(61_000)
+            log.apply_retention()
+            with pytest.raises(ReplayFailed, match="it was not renewed for 60 s") as failed:
+                list(replay)
+            assert failed.value.code is ErrorCode.LEASE_BROKEN
+            notice("late")
+            assert replay.end_reason is ReplayEndReason.LEASE_BROKEN
+
+
+class AskingClock(SimulatedClock):
+    """Whenever it is asked for the time, another thread tries to get the lock."""
+
+    lock, got = None, ()
+
+    def monotonic_ms(self):
+        if self.lock is not None:
+            thread = threading.Thread(target=self._try)
+            thread.start()
+            thread.join()
+        return super().monotonic_ms()
+
+    def _try(self):
+        if self.lock.acquire(blocking=False):
+            self.lock.release()
+            self.got += (True,)
+        else:
+            self.got += (False,)
+
+
+@pytest.mark.parametrize("call", ["start", "attach", "stop of the client", "stop of the session"])
+def test_two_threads_never_change_the_sessions_at_once(tmp_path, log, call):
+    clock = AskingClock()
+    replays = LocalReplays(tmp_path, logs=[log], clock=clock)
+    started = replays.start_replay(ReplayRequest("orders-0"))
+    session = replays.attach(replays.start_replay(ReplayRequest("orders-0")))
+    clock.lock = replays.lock
+    {
+        "start": lambda: replays.start_replay(ReplayRequest("orders-0")),
+        "attach": lambda: replays.attach(started),
+        "stop of the client": lambda: replays.stop(session.session_id),
+        "stop of the session": session.stop,
+    }[call]()
+    clock.lock = None
+    assert set(clock.got) == {False}
+    replays.close()
+
+
 # ---- the catalogue
 
 
