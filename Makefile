@@ -21,7 +21,7 @@ JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 REGISTRY := .cache/registry
 
-.PHONY: help demo demo-kafka drill test tests torture newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars registry judge clean
+.PHONY: help demo demo-kafka drill test tests torture mutants newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars registry judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,6 +134,12 @@ torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an h
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
 		tests/properties tests/readers tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
+
+N ?= 100
+# The first run notes which test executes which line: as long as `make quick` three times. All of its options:
+# python -m tests.house.mutants --help
+mutants: $(VENV)/.dev  ## N=100 random changes of the product, and which of them a test sees; again: MUTANTS_ARGS='--seed n'
+	$(BIN)/python -m tests.house.mutants --count $(N) $(MUTANTS_ARGS)
 
 NEWEST := .venv-newest
 # Beside the pinned versions: the newest of the clients and of Arrow that our own bounds allow.

@@ -35,7 +35,7 @@ PACKAGES = ("filtering", "partitioner", "pushrep")
 QUICK = "not spark and not java and not slow"
 TEST_TIMEOUT_S = 60
 """A change that waits for ever is seen."""
-_LISTS_OF_TESTS, _REPORT = "PUSHREP_MUTANTS_TESTS", "PUSHREP_MUTANTS_REPORT"
+_REPORT = "PUSHREP_MUTANTS_REPORT"
 
 SWAPS: dict[type[ast.AST], str] = {
     ast.Lt: "<=",
@@ -302,11 +302,12 @@ def _lines_then(now: list[str], then: list[str], lines: range) -> Iterator[int]:
 
 
 class Report(NamedTuple):
-    """Of a run of pytest. is_whole: it came to its end."""
+    """Of a run of pytest. is_whole: it came to its end; is_late: not within its time."""
 
     durations: dict[str, float]
     failed: list[str]
     is_whole: bool
+    is_late: bool
     output: str
 
 
@@ -318,7 +319,7 @@ def run_tests(root: Path, tests: Iterable[str], options: Iterable[str], where: P
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", _REPORT: str(where)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", _PLUGIN]
     command += ["--timeout", str(TEST_TIMEOUT_S), *options, f"@{listed}"]
-    output = where.with_suffix(".output")
+    output, is_late = where.with_suffix(".output"), False
     with output.open("wb") as told:
         process = subprocess.Popen(command, cwd=root, env=environment, stdout=told, stderr=told, start_new_session=True)
         try:
@@ -328,14 +329,14 @@ def run_tests(root: Path, tests: Iterable[str], options: Iterable[str], where: P
                     break
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, sign)
-                    limit_s = 20
+                    is_late, limit_s = True, 20
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     text = output.read_text(encoding="utf-8", errors="replace")
     durations, failed = json.loads(where.read_text()) if where.exists() else ({}, [])
-    return Report(durations, failed, process.returncode in {0, 1}, text)
+    return Report(durations, failed, process.returncode in {0, 1}, is_late, text)
 
 
 class Tried(NamedTuple):
@@ -373,25 +374,28 @@ class Trials:
             chosen.append(test)
             sum_s += duration_s
         while chosen:
-            report = self._run(change, chosen, self.limit_s)
-            if not report.is_whole and not report.failed and "KeyboardInterrupt" not in report.output:
-                return Tried(change, SEEN, f"pytest itself: {report.output.strip().splitlines()[-1:]}")
-            if not report.failed:
+            report = self._run(change, chosen)
+            if report.is_whole and not report.failed:
                 break
-            by = report.failed[0]
-            if not self._run(None, [by], self.limit_s).failed:
-                return Tried(change, SEEN, by)
+            by = report.failed[0] if report.failed else ""
+            if not report.failed and report.is_late:
+                break
+            as_it_is = self._run(None, [by] if by else chosen)
+            if as_it_is.is_whole and not as_it_is.failed:
+                return Tried(change, SEEN, by or "pytest can't begin")
+            if not by:
+                raise click.ClickException(f"pytest can't begin without the change either:\n{as_it_is.output[-2000:]}")
             chosen.remove(by)  # it fails without the change
         return Tried(change, NOT_SEEN if tests else NOT_EXECUTED)
 
-    def _run(self, change: Change | None, tests: list[str], limit_s: float) -> Report:
+    def _run(self, change: Change | None, tests: list[str]) -> Report:
         if change is None:
-            return run_tests(self.copy, tests, ["-x"], self._report, limit_s)
+            return run_tests(self.copy, tests, ["-x"], self._report, self.limit_s)
         path = self.copy / change.path
         source = path.read_bytes()
         path.write_bytes(source[: change.start] + change.text.encode() + source[change.end :])
         try:
-            return run_tests(self.copy, tests, ["-x"], self._report, limit_s)
+            return run_tests(self.copy, tests, ["-x"], self._report, self.limit_s)
         finally:
             shutil.copy2(self.root / change.path, path)
 
@@ -432,7 +436,7 @@ def main(count: int, seed: int | None, rooms: tuple[str, ...], test_paths: tuple
         return
     executed = Map(ROOT, ROOT / ".cache" / "mutants", rooms or PACKAGES)
     executed.where.mkdir(parents=True, exist_ok=True)
-    executed.renew(test_files(ROOT, test_paths), expression, workers)
+    executed.renew(files_of_tests(ROOT, test_paths), expression, workers)
     tried = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as copy:
         trials = Trials(ROOT, Path(copy), limit_s)
@@ -442,7 +446,7 @@ def main(count: int, seed: int | None, rooms: tuple[str, ...], test_paths: tuple
     click.echo(table(tried).rpartition("\n")[2])
 
 
-def test_files(root: Path, paths: Iterable[str]) -> list[str]:
+def files_of_tests(root: Path, paths: Iterable[str]) -> list[str]:
     """Relative to the root."""
     given = [root / path for path in paths] or [
         one for one in sorted((root / "tests").iterdir()) if one.name != "house"
