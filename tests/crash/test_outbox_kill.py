@@ -22,7 +22,7 @@ pending = deque()
 with Outbox.open(
     directory, "orders", 2, "billing", carrier=carrier, durability=Durability[durability],
     config=OutboxConfig(
-        batch_bytes=4096, linger_ms=1, log_config=LogConfig(segment_bytes=200_000, flush_ms=50),
+        linger_ms=1, log_config=LogConfig(batch_bytes=4096, segment_bytes=200_000, flush_ms=50),
     ),
 ) as outbox:
     if upstream == "yes":

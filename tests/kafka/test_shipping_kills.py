@@ -42,7 +42,7 @@ destination = KafkaDestination(bootstrap_servers=servers, request_timeout_ms=500
 with Outbox.open(
     directory, topic, 5, "test", kafka=destination, durability=Durability.BUFFERED,
     config=OutboxConfig(
-        batch_bytes=4000, linger_ms=1, open_timeout_s=0.1, log_config=LogConfig(flush_ms=10),
+        linger_ms=1, open_timeout_s=0.1, log_config=LogConfig(batch_bytes=4000, flush_ms=10),
     ),
 ) as outbox:
     numbers = [outbox.log(partition).log_end_offset for partition in range(5)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from filtering.murmur import default_partition
-from pushrep import AsyncOutbox, Outbox, OutboxConfig
+from pushrep import AsyncOutbox, LogConfig, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.outbox import RecordRefused
 from pushrep.values import Serializer, to_json
@@ -186,7 +186,7 @@ def test_in_an_event_loop_a_value_is_serialized_once_though_memory_has_to_be_wai
         return value
 
     async def main():
-        config = OutboxConfig(buffer_bytes=4096, batch_bytes=4096)
+        config = OutboxConfig(buffer_bytes=4096, log_config=LogConfig(batch_bytes=4096))
         async with AsyncOutbox.open(
             tmp_path, topic="orders", partitions=1, producer="billing", serializer=serializer, config=config
         ) as outbox:
