@@ -547,7 +547,8 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
     help="Where records carry their stream metadata; fixed.",
 )
 @click.option(
-    "--min-insync",
+    "--min-insync-replicas",
+    "min_insync",
     type=click.IntRange(1),
     help="How many members must hold a record before it is acknowledged; a majority at least.  [default: a majority]",
 )
@@ -586,7 +587,9 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     )
     if as_json:
         addresses = [one.address for one in made.members]
-        show_json({"outbox_id": str(made.outbox_id), "members": addresses, "min_insync": made.min_insync_replicas})
+        show_json(
+            {"outbox_id": str(made.outbox_id), "members": addresses, "min_insync_replicas": made.min_insync_replicas}
+        )
         return
     say(
         f"outbox {made.outbox_id} of topic {topic} is made: {made.min_insync_replicas} of {len(listed)} members "
