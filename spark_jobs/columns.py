@@ -122,9 +122,13 @@ def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str =
             why = f"the column {key!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
             raise FrameUnusable(f"carrier {carrier!r}: {why}")
         return F.col(quoted(key))
-    named = F.filter(F.col(quoted(headers)), lambda header: header["key"] == METADATA_HEADER)
-    # try_element_at answers null where the array is empty or null; -1 is the last.
-    return F.try_element_at(named, F.lit(-1))["value"]
+    column_of, last = F.col(quoted(headers)), F.lit(-1)
+    named = F.filter(column_of, lambda header: header["key"] == METADATA_HEADER)
+    # try_element_at answers null where the array is empty or null; -1 is the last. Ours is the last of all, unless
+    # somebody between us appended one: then only is the slow search begun, which Spark does not compile.
+    newest = F.try_element_at(column_of, last)
+    found = F.try_element_at(named, last)["value"]
+    return F.when(newest["key"] == METADATA_HEADER, newest["value"]).otherwise(found)
 
 
 def with_stream_metadata(
