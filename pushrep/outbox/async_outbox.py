@@ -100,6 +100,7 @@ class AsyncOutbox:
         """The same outbox, for threads, and for what does not wait: `status`, `lag`, `last_metadata`, `pid`. Reading
         its `log` waits for the disk, so read it in a thread.
         """
+        self._serializes = outbox.values.serializes
         self._block_ms = outbox.facts.settings.config.block_ms
         self._turn = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
         self._waiting = 0
@@ -123,15 +124,15 @@ class AsyncOutbox:
         """
         if headers and hasattr(headers, "__next__"):
             headers = tuple(headers)  # an iterator could be read only once, and a retry reads it again
-        record = (partition, value, key, headers, timestamp_ms, metadata)
-        if self.outbox.values.serializes:
-            return await self._append_serialized(*record)
+        if self._serializes:
+            return await self._append_serialized(partition, value, key, headers, timestamp_ms, metadata)
         if self._in_a_row > 0:
             self._in_a_row -= 1
             try:
-                return self.outbox.append(*record, block=False)
+                return self.outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
             except BufferFull:
                 pass
+        record = (partition, value, key, headers, timestamp_ms, metadata)
         return await self._append_in_turn(partial(self.outbox.append, *record, block=False))
 
     async def _append_serialized(self, partition: int | None, value: Any, key: Any, *others: Any) -> Receipt:

@@ -92,18 +92,22 @@ def test_the_header_replaces_older_ones_and_the_last_counts(spark):
             (1, []),
             (2, [("other", b"x")]),
             (3, [(METADATA_HEADER, older), ("other", None), (METADATA_HEADER, old), (None, b"nameless")]),
+            (4, [(METADATA_HEADER, older), ("other", None), (METADATA_HEADER, old)]),
+            (5, [(METADATA_HEADER, old), (METADATA_HEADER, None)]),
         ],
         "n int, headers array<struct<key: string, value: binary>>",
     )
     last = dict(frame.select("n", carrier_key("header", frame)).collect())
-    assert last == {0: None, 1: None, 2: None, 3: old}
+    assert last == {0: None, 1: None, 2: None, 3: old, 4: old, 5: None}
     stamped = with_stream_metadata(frame, 7, F.lit(1), F.col("n"), carrier="header")
-    new = [StreamMetadata(7, 1, n).pack() for n in range(4)]
+    new = [StreamMetadata(7, 1, n).pack() for n in range(6)]
     assert {row.n: [tuple(header) for header in row.headers] for row in stamped.select("n", "headers").collect()} == {
         0: [(METADATA_HEADER, new[0])],
         1: [(METADATA_HEADER, new[1])],
         2: [("other", b"x"), (METADATA_HEADER, new[2])],
         3: [("other", None), (None, b"nameless"), (METADATA_HEADER, new[3])],
+        4: [("other", None), (METADATA_HEADER, new[4])],
+        5: [(METADATA_HEADER, new[5])],
     }
 
 
