@@ -586,10 +586,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
         push=PushSettings(tls=tls),
     )
     if as_json:
-        addresses = [one.address for one in made.members]
-        show_json(
-            {"outbox_id": str(made.outbox_id), "members": addresses, "min_insync_replicas": made.min_insync_replicas}
-        )
+        made_of, least = [one.address for one in made.members], made.min_insync_replicas
+        show_json({"outbox_id": str(made.outbox_id), "members": made_of, "min_insync_replicas": least})
         return
     say(
         f"outbox {made.outbox_id} of topic {topic} is made: {made.min_insync_replicas} of {len(listed)} members "

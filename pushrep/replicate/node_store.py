@@ -519,14 +519,6 @@ class KeptOutbox:
 class _NotKept(KeptOutbox):
     """An outbox that was not here a moment ago. It opens no log, because another thread may have opened it by now."""
 
-    def count_no_more(self, tp: TopicIdPartition) -> None:
-        """Records of `tp` are given up on purpose: this member counts again once it was given everything. Raises
-        OSError.
-        """
-        with self.state_store.lock:
-            self._filled.discard(tp.partition)
-            self.state_store.keep(replace(self.election_state, is_unfilled=True))
-
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:  # noqa: ARG002 - as the other
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
 
