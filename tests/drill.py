@@ -191,7 +191,8 @@ NOT_DRILLED = frozenset(
         "PushrepNotLeading", "PushrepUnderMinInsync", "PushrepDamaged", "PushrepLogOffline", "PushrepShippingStopped",
         "PushrepLogWaits", "PushrepDiskFilling", "PushrepFilterGap", "PushrepNobodyLeads",
         "PushrepLogStopped", "PushrepRecordsParked", "PushrepNotAcknowledged", "PushrepFenceWaits", "PushrepSlotWaits",
-        "PushrepDirectoryMoved", "PushrepRetentionHeld",
+        "PushrepDirectoryMoved", "PushrepRetentionHeld", "PushrepTableStopped", "PushrepTableWaits",
+        "PushrepRowsParked", "PushrepVacuumHeld",
     }
 )  # fmt: skip
 """Alerts that no fault of the drill is for; cases beside the rules hold them."""

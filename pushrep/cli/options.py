@@ -7,6 +7,7 @@
 `--config FILE`               a Kafka client's properties
 `--on-refused`                what happens at a record that a topic refuses
 `--cert`, `--key`, `--ca`     mutual TLS for connections to replicas: all three or none
+`--health HOST:PORT`          serve probes and metrics
 """
 
 from collections.abc import Callable
@@ -19,13 +20,14 @@ import click
 from pushrep.cli.common import parse_time_ms
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
+from pushrep.health import HealthSettings
 from pushrep.kafka import KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_name
 from pushrep.log.inspection import is_log, logs_at
 from pushrep.outbox import OutboxIdentity
 from pushrep.replay.plan import ReplaySettings
-from pushrep.replicate.certificates import CertificateFiles, mutual_tls
+from pushrep.replicate.certificates import CertificateFiles, MutualTls, mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
 from pushrep.replicate.sockets import Address
@@ -167,6 +169,19 @@ def tls_options(command: _Command) -> _Command:
     ):
         found = click.option(option, type=PEM, help=help_)(found)
     return cast("_Command", found)
+
+
+health_option = click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS.  [default: serve nothing]",
+)
+
+
+def health_of(listen: str | None, tls: MutualTls | None) -> HealthSettings | None:
+    """The settings of `--health`, with the files of `tls`. Raises BadArgument."""
+    cert, key, ca = (None, None, None) if tls is None else map(str, tls.files)
+    return None if listen is None else HealthSettings(listen=listen, cert=cert, key=key, ca=ca)
 
 
 def pem_files(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:

@@ -31,6 +31,8 @@ from pushrep.cli.common import log_at_least, parse_duration_s, show_json
 from pushrep.cli.options import (
     client_properties_option,
     copy_check_option,
+    health_of,
+    health_option,
     log_options,
     on_refused_option,
     time_ms_of,
@@ -42,7 +44,6 @@ from pushrep.election.grants import hold_of
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import PushrepError
-from pushrep.health import HealthSettings
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress
@@ -114,11 +115,7 @@ def outbox() -> None:
 )
 @client_properties_option
 @on_refused_option
-@click.option(
-    "--health",
-    metavar="HOST:PORT",
-    help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS.  [default: serve nothing]",
-)
+@health_option
 @tls_options
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -143,8 +140,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config, on_refused)
-    cert, key, ca = (None, None, None) if tls is None else map(str, tls.files)
-    probed = None if health is None else HealthSettings(listen=health, cert=cert, key=key, ca=ca)
     settings = OutboxConfig(
         takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms, log_config=log_config,
         push=PushSettings(tls=tls),
@@ -164,7 +159,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
             lost.clear()
             outbox = Outbox.stand_by(
                 directory, topic, None, producer,
-                on_state=on_state, cancel=stop, kafka=kafka, health=probed, config=settings,
+                on_state=on_state, cancel=stop, kafka=kafka, health=health_of(health, tls), config=settings,
             )  # fmt: skip
             with outbox:
                 code = _Running(outbox, command, log_config.batch_limit_bytes - HEADER_BYTES).until(stop, lost)

@@ -14,14 +14,18 @@ from typing import Any
 import click
 
 from pushrep.cli.common import log_at_least, show_json
-from pushrep.cli.options import client_properties_option
+from pushrep.cli.options import client_properties_option, health_of, health_option, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.destination import destination_of
 from pushrep.outbox import Outbox, OutboxConfig, read_identity
 from pushrep.outbox.identity import identity_in
+from pushrep.replicate.certificates import MutualTls
+from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import many
 from pushrep.status.table import table as table_of
 from pushrep.status.terminal import say, width
+from pushrep.status.text import relayed_text
+from pushrep.status.value import plain
 from pushrep.tables.adopt import adopt
 from pushrep.tables.database import RelayDatabase, database_errors
 from pushrep.tables.errors import DatabaseFailed
@@ -69,9 +73,12 @@ def tables() -> None:
 )
 @click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Ship to Kafka.  [default: ship nothing]")
 @client_properties_option
+@health_option
+@tls_options
 def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
     dsn: str, directory: Path, topic: str | None, partitions: int, producer: str, table: str,
-    poll_ms: int, on_refused: str, bootstrap_servers: str | None, config: Path | None,
+    poll_ms: int, on_refused: str, bootstrap_servers: str | None, config: Path | None, health: str | None,
+    tls: MutualTls | None,
 ) -> None:  # fmt: skip
     """Append each committed row of a topic to its outbox, once, until SIGTERM or Ctrl-C.
 
@@ -98,9 +105,10 @@ def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
     with (
         database_errors(),
         Outbox.open(
-            directory, str(topic), partitions, producer, replicas=replicas, kafka=kafka, carrier="header"
+            directory, str(topic), partitions, producer, replicas=replicas, kafka=kafka, carrier="header",
+            health=health_of(health, tls), config=OutboxConfig(push=PushSettings(tls=tls)),
         ) as outbox,
-    ):
+    ):  # fmt: skip
         made = TableRelay(outbox, dsn, table=table, poll_ms=poll_ms, on_refused=on_refused)
         made.run(stop)
         say(f"{many(made.status().relayed, 'row')} relayed", err=True)
@@ -113,14 +121,14 @@ def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_JSON
 @click.pass_context
 def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show how many rows wait, since when, and which are parked. Exit code: 0 nothing is parked, 1 rows are, 3 the
-    database did not tell.
+    """Show how many rows wait, since when, which are parked, and what keeps deleted rows from vacuum. Exit code: 0
+    nothing is parked, 1 rows are, 3 the database did not tell.
     """
     database = RelayDatabase(dsn, table, topic)
     try:
         with database_errors():
             system_id = database.check()
-            state, waiting, parked = database.state(), database.waiting(), database.parked()
+            state, rows, parked = database.state(), database.rows(), database.parked()
     except DatabaseFailed as error:
         say(f"error: {error}", err=True)
         ctx.exit(3)
@@ -128,8 +136,7 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
         database.close()
     shown: dict[str, Any] = {
         "topic": topic,
-        "rows_waiting": waiting.rows,
-        "oldest_waiting": waiting.oldest,
+        "rows": plain(rows),
         "rows_relayed": 0 if state is None else state.relayed,
         "batch": None if state is None else f"{state.batch.epoch}-{state.batch.batch}",
         "is_open": state is not None and state.batch.is_open,
@@ -140,8 +147,7 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
     if as_json:
         show_json(shown)
     else:
-        since = "" if waiting.oldest is None else f", the oldest since {waiting.oldest}"
-        say(f"{many(waiting.rows, 'row')} of topic {topic} wait{since}; {shown['rows_relayed']:,} were relayed")
+        say(f"topic {topic}: {relayed_text(shown['rows_relayed'], shown['rows'])}")
         if state is None:
             say("no relay of this topic ever ran: pushrep tables relay --help")
         _show_parked(parked)

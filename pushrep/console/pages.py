@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from pushrep.console.watch import STEP_S, Point, Reading
 from pushrep.status.table import size
+from pushrep.status.text import relayed_text  # noqa: F401 - the pages' templates call it
 
 PARTITIONS_A_PAGE = 200
 _DAY_S = 86_400

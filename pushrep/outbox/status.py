@@ -59,6 +59,8 @@ HELD = "held by a process that does not answer"
 """The state of an outbox whose process hangs, or belongs to another user."""
 _LEFT = "it was to become a member, and nobody goes on with that: give the same command again, or drop it"
 _PARKING = "parking log", Blocks.SHIPPING
+VACUUM_HELD_MS, VACUUM_HELD_TRANSACTIONS = 3_600_000, 10_000_000
+"""Deleted rows that vacuum can't remove for so long, or over so many transactions, make each look at the table slow."""
 TRIED_AGAIN_MS = 60_000
 """After this time a log whose disk refused the last append is sent requests again."""
 
@@ -95,6 +97,8 @@ class Facts(NamedTuple):
     """Calls of append that took nothing, by the error's name."""
     certificates: Callable[[], Mapping[str, int | None]]
     """When each expires, by its use; see OutboxStatus."""
+    relays: "list[Callable[[], RelayStatus]]"
+    """What the relay of a database's rows says of itself (pushrep/tables), while it runs or has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +197,76 @@ class DestinationStatus:
         if self.parked:
             why = f"it refused {self.parked} records, which are parked"
             yield Problem("records_parked", f"topic {self.topic}", why, self.parked_since_ms)
+
+
+class OldestSnapshot(NamedTuple):
+    """What keeps deleted rows of a database from vacuum for the longest. who: a process, a prepared transaction or a
+    replication slot. transactions: how many began since. since_ms: when it began, wall clock; None: unknown.
+    """
+
+    who: str
+    transactions: int
+    since_ms: int | None
+
+    @property
+    def age_ms(self) -> int | None:
+        """For how long."""
+        return None if self.since_ms is None else _ago_ms(self.since_ms)
+
+
+class TableRows(NamedTuple):
+    """The rows of a topic in the service's database. oldest_ms: when the one that waits longest was inserted.
+
+    snapshot: None where there is none, and in SQLite. sees_all: whether the database shows the relay what other users'
+    sessions keep from vacuum.
+    """
+
+    waiting: int
+    oldest_ms: int | None
+    parked: int
+    snapshot: OldestSnapshot | None
+    sees_all: bool
+
+    @property
+    def age_ms(self) -> int:
+        """Of the row that waits longest; 0 if none waits."""
+        return 0 if self.oldest_ms is None else _ago_ms(self.oldest_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """How far the relay of a topic's rows is. relayed: by this process. rows: None while the database did not tell.
+
+    trouble: why it does not go on now, or for good (`is_stopped`), and since when; None if it does.
+    """
+
+    topic: str
+    relayed: int
+    rows: TableRows | None
+    trouble: str | None
+    trouble_since_ms: int | None
+    is_stopped: bool
+
+    def find_problems(self) -> Iterator[Problem]:
+        """What keeps rows from the outbox, and what an operator is wanted for."""
+        table = f"the table of topic {self.topic}"
+        if self.trouble is not None and (self.is_stopped or _ago_ms(self.trouble_since_ms or 0) >= PAUSE_MS):
+            name = "table_stopped" if self.is_stopped else "table_waits"
+            yield Problem(name, table, self.trouble, self.trouble_since_ms, argument=self.topic)
+        if self.rows is None:
+            return
+        if self.rows.parked:
+            why = f"{self.rows.parked} rows were refused, and are parked"
+            yield Problem("rows_parked", table, why, argument=self.topic)
+        if (held := self.rows.snapshot) is not None and (
+            (held.age_ms or 0) >= VACUUM_HELD_MS or held.transactions >= VACUUM_HELD_TRANSACTIONS
+        ):
+            why = f"{held.who} has kept deleted rows from vacuum for {held.transactions:,} transactions"
+            yield Problem("vacuum_held", table, why, held.since_ms, argument=self.topic)
+
+
+def _ago_ms(ms: int) -> int:
+    return max(0, time.time_ns() // 1_000_000 - ms)
 
 
 class AppendStatus(NamedTuple):
@@ -298,7 +372,8 @@ class OutboxStatus(ClosedOutbox):
     takes_appends: whether a partition takes some. refused_ms: since when (wall clock) too few members are in sync, or
     this one does not lead; None: it is not so. moved_ms: since when its directory's path leads elsewhere. late:
     partitions whose records wait for longer than PAUSE_MS. scrub: what the reading of sealed segments in the background
-    has found. certificates: by what they are for ("replicas", "kafka", "health").
+    has found. certificates: by what they are for ("replicas", "kafka", "health"). relay: of the rows of a database that
+    are brought here, if some are.
     """
 
     state: LeadingState
@@ -325,6 +400,7 @@ class OutboxStatus(ClosedOutbox):
     held: RetentionHeld | None
     appends: AppendStatus
     push: PushStatus | None
+    relay: RelayStatus | None
 
     @property
     def is_ready(self) -> bool:
@@ -396,6 +472,8 @@ class OutboxStatus(ClosedOutbox):
                 for subject, blocks, logs in self._by_log([one for one in self.stopped if one.why == why]):
                     yield Problem("log_stopped", subject, why, min(one.since_ms for one in logs), blocks)
         yield from logs_problems(self.outboxes)
+        if self.relay is not None:
+            yield from self.relay.find_problems()
 
     def _by_log(self, found: "Sequence[_InLog]") -> "Iterator[tuple[str, Blocks | None, list[_InLog]]]":
         """Those of the partitions, and those of the parking log, to which only shipping appends."""
@@ -579,6 +657,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         held=shared.held,
         appends=_appends(facts),
         push=None if leading is None else _push(leading.manager),
+        relay=facts.relays[-1]() if facts.relays else None,
         parts=tuple(
             _partition(facts.logs[n], led.get(n), facts.shipping)
             for n in (facts.logs if partitions is None else partitions)

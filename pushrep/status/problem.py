@@ -119,6 +119,30 @@ PROBLEMS: Mapping[str, ProblemKind] = MappingProxyType(
             "Start a worker that ships to the topic: it ships free slots, too. Or ship it by the command.",
             "pushrep ship {at} --bootstrap-servers HOST:9092",
         ),
+        "table_stopped": ProblemKind(
+            Blocks.SHIPPING,
+            "The relay of a database's rows has stopped: it would lose rows, repeat them, or take another one's.",
+            "Do what the reason says, then start the relay again.",
+            "pushrep tables status DSN --topic {argument}",
+        ),
+        "table_waits": ProblemKind(
+            Blocks.SHIPPING,
+            "The relay of a database's rows has got no further for more than five seconds. Rows wait in their table.",
+            "Check whether the database answers, and the other problems of this outbox.",
+            "pushrep tables status DSN --topic {argument}",
+        ),
+        "rows_parked": ProblemKind(
+            Blocks.NOTHING,
+            "The outbox refused rows of a database, and the relay went on without them.",
+            "Correct what refuses them and retry them, or drop them.",
+            "pushrep tables status DSN --topic {argument}",
+        ),
+        "vacuum_held": ProblemKind(
+            Blocks.NOTHING,
+            "A session, prepared transaction or slot keeps deleted rows from vacuum: the relay has to step over them.",
+            "End it in the database: commit, roll back, or drop the slot.",
+            "pushrep tables status DSN --topic {argument}",
+        ),
         "records_parked": ProblemKind(
             Blocks.NOTHING,
             "A topic refused records, and their partitions went on without them.",

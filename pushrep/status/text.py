@@ -91,6 +91,27 @@ def _outbox(found: Found) -> Iterator[str]:
         f"{many(found['partitions'], 'partition')}, {many(found['log_end_offsets'], 'record')} appended, "
         f"{count(found['flushed_offsets'])} on disk, {count(found['high_watermarks'])} replicated"
     )
+    if (relay := found.get("relay")) is not None:
+        yield f"table: {relayed_text(relay['relayed'], relay['rows'])}"
+
+
+def relayed_text(relayed: int, rows: Found | None) -> str:
+    """How many rows of a database were relayed, and wait. rows: TableRows; None if the database did not say."""
+    if rows is None:
+        return f"{many(relayed, 'row')} relayed; the database does not say how many wait"
+    parts = [f"{many(relayed, 'row')} relayed, {count(rows['waiting'])} wait"]
+    if rows["oldest_ms"] is not None:
+        parts[0] += f", the oldest since {time_text(rows['oldest_ms'])}"
+    if rows["parked"]:
+        parts.append(f"{count(rows['parked'])} are parked")
+    if (held := rows["snapshot"]) is not None:
+        since = "" if held["since_ms"] is None else f" since {time_text(held['since_ms'])}"
+        parts.append(
+            f"{held['who']} keeps deleted rows from vacuum{since}, {many(held['transactions'], 'transaction')}"
+        )
+    if not rows["sees_all"]:
+        parts.append("other users' sessions are not seen without pg_read_all_stats")
+    return "; ".join(parts)
 
 
 def _node(found: Found) -> Iterator[str]:

@@ -8,7 +8,7 @@ from filtering.extras import needed_by
 with needed_by("pushrep.tables"):
     import sqlalchemy  # noqa: F401 - an extra of its own
 
-from pushrep.tables.database import WaitingRows
+from pushrep.outbox.status import OldestSnapshot, RelayStatus, TableRows
 from pushrep.tables.decide import EVENT_ID, EventId
 from pushrep.tables.errors import (
     AnotherRelay,
@@ -24,7 +24,7 @@ from pushrep.tables.errors import (
     WentBack,
 )
 from pushrep.tables.outbox_table import OutboxTable, PendingRow, TableTopic
-from pushrep.tables.relay import RelayStatus, TableRelay
+from pushrep.tables.relay import TableRelay
 
 __all__ = [
     "EVENT_ID",
@@ -34,16 +34,17 @@ __all__ = [
     "DatabaseWentBack",
     "EventId",
     "NotInTransaction",
+    "OldestSnapshot",
     "OutboxTable",
     "OutboxWentBack",
     "PendingRow",
     "RelayStatus",
     "RowRefused",
     "TableRelay",
+    "TableRows",
     "TableTopic",
     "TablesDiffer",
     "TablesError",
     "UnfitDatabase",
-    "WaitingRows",
     "WentBack",
 ]

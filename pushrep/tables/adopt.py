@@ -48,7 +48,7 @@ def adopt(outbox: Outbox, database: RelayDatabase, *, dry_run: bool = False) -> 
         findings.append(verdict.why)
     missing = {n: (log.end, ends[n]) for n, log in found.items() if log.end < ends.get(n, 0)}
     new = first_state(holder, system_id, logs, epoch=epoch)
-    waiting = database.waiting().rows
+    waiting = database.rows().waiting
     twice = _twice(outbox, ends, database.waiting_ids(_TWICE_MAX))
     if not dry_run:
         waiting = database.adopt(state, new)

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -46,6 +47,7 @@ from sqlalchemy.exc import (
 
 from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
+from pushrep.outbox.status import OldestSnapshot, TableRows
 from pushrep.tables.decide import BatchState
 from pushrep.tables.errors import AnotherRelay, DatabaseFailed, TablesDiffer, UnfitDatabase
 from pushrep.tables.schema import VERSION, tables_in
@@ -99,14 +101,6 @@ class TableRow:
     def size_bytes(self) -> int:
         """About what its record takes."""
         return 100 + len(self.key or b"") + len(self.value or b"") + 4 * len(self.headers or "")
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingRows:
-    """What waits for the relay. oldest: when the row that waits longest was inserted, ISO 8601."""
-
-    rows: int
-    oldest: str | None
 
 
 class RelayDatabase:
@@ -241,12 +235,23 @@ class RelayDatabase:
                 connection.execute(update(rows).where(waiting).values(xid=text("pg_current_xact_id()")))
             return int(connection.execute(select(func.count()).select_from(rows).where(waiting)).scalar_one())
 
-    def waiting(self) -> WaitingRows:
-        """What waits now. It counts the rows, so it is for status, not for each poll."""
-        rows = self._tables.rows
+    def rows(self) -> TableRows:
+        """What waits now, what is parked, and what is in vacuum's way. It counts the rows, so it is for status, not for
+        each poll.
+        """
+        rows, parked = self._tables.rows, self._tables.parked
         counted = select(func.count(), func.min(rows.c.created)).where(rows.c.topic == self._topic)
+        aside = select(func.count()).select_from(parked).where(parked.c.topic == self._topic)
+        snapshot, sees_all = None, True
         with self._engine.connect() as connection:
-            return WaitingRows(*connection.execute(counted).one())
+            waiting, oldest = connection.execute(counted).one()
+            count = connection.execute(aside).scalar_one()
+            if not self.is_sqlite:
+                if (found := connection.execute(_OLDEST_SNAPSHOT).one_or_none()) is not None:
+                    snapshot = OldestSnapshot(*found)
+                sees_all = bool(connection.execute(_SEES_ALL).scalar_one())
+        oldest_ms = None if oldest is None else int(1000 * datetime.fromisoformat(oldest).timestamp())
+        return TableRows(waiting, oldest_ms, count, snapshot, sees_all)
 
     def waiting_ids(self, most: int) -> set[int]:
         """The ids of rows that wait, the lowest ones."""
@@ -311,6 +316,19 @@ _AT_LEAST_ON = text(
     "SELECT set_config('synchronous_commit', 'on', true) "
     "WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
 )
+_OLDEST_SNAPSHOT = text("""
+SELECT who, transactions, CAST(1000 * extract(epoch FROM since) AS bigint) FROM (
+    SELECT 'process ' || pid || coalesce(' of ' || usename, '') AS who,
+        greatest(age(backend_xmin), age(backend_xid)) AS transactions, xact_start AS since
+    FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)
+        AND backend_type <> 'autovacuum worker'  -- its own snapshot keeps nothing
+    UNION ALL SELECT 'prepared transaction ' || gid, age(transaction), prepared
+    FROM pg_prepared_xacts WHERE database = current_database()
+    UNION ALL SELECT 'replication slot ' || slot_name, age(xmin), NULL FROM pg_replication_slots
+) AS held WHERE transactions IS NOT NULL ORDER BY transactions DESC LIMIT 1
+""")
+_SEES_ALL = text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")
 _CONDITION = {"outbox_id", "directory_id", "generation", "leader_epoch", "epoch", "batch", "is_open"}
 
 

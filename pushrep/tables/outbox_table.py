@@ -106,18 +106,27 @@ class OutboxTable:
         with self._waking:
             self._wake[topic].remove(wake)
 
-    def wake_after_commit(self, topic: str, session: Session) -> None:
-        """Wake the relays of the topic that run in this process when the session commits: once, whatever it adds."""
+    def is_woken(self, topic: str) -> bool:
+        """Whether a relay of the topic runs in this process."""
+        with self._waking:
+            return bool(self._wake.get(topic))
+
+    def wake(self, topic: str) -> None:
+        """Wake the relays of the topic that run in this process: a row of it was committed."""
         with self._waking:
             every = list(self._wake.get(topic, ()))
+        for one in every:
+            one()
+
+    def wake_after_commit(self, topic: str, session: Session) -> None:
+        """Wake the relays of the topic that run in this process when the session commits: once, whatever it adds."""
         key = (self, topic)
-        if not every or key in session.info:
+        if key in session.info or not self.is_woken(topic):
             return
 
         def wake(committed: Session) -> None:
             del committed.info[key]
-            for one in every:
-                one()
+            self.wake(topic)
 
         session.info[key] = wake
         events.listen(session, "after_commit", wake, once=True)
@@ -187,9 +196,9 @@ class TableTopic(Generic[Event]):
         elif is_async(session):
             raise TypeError(f"{type(session).__name__} is asynchronous: await add_async(...)")
         else:
-            statement, mark = self._statement(session)
+            mark = _mark_of(session)
             _refuse_autocommit_of(session)
-            session.execute(statement.format(mark), tuple(row.values()))
+            session.execute(self._statement(mark), tuple(row.values()))
 
     async def add_async(
         self,
@@ -208,9 +217,15 @@ class TableTopic(Generic[Event]):
             await run_sync(add)
             return
         row = self._row(event, headers, timestamp_ms)
-        statement, mark = self._statement(session)
+        mark = _mark_of(session)
         _refuse_autocommit_of(session)
-        await session.execute(statement.format(mark), tuple(row.values()))
+        await session.execute(self._statement(mark), tuple(row.values()))
+
+    def insertion(
+        self, event: Event, headers: Iterable[tuple[str, bytes | None]], timestamp_ms: int | None, *, mark: str
+    ) -> tuple[str, tuple[Any, ...]]:
+        """The INSERT of an event and its values, for whoever has a connection of his own. mark: of a value."""
+        return self._statement(mark), tuple(self._row(event, headers, timestamp_ms).values())
 
     def pending(self, session: Any) -> list[PendingRow]:
         """The topic's rows that the transaction of `session` sees, by id: for tests that roll back."""
@@ -246,15 +261,19 @@ class TableTopic(Generic[Event]):
             "timestamp_ms": timestamp_ms,
         }
 
-    def _statement(self, connection: Any) -> tuple[str, str]:
-        """The INSERT for a connection that is not SQLAlchemy's, and the mark of a value in it."""
-        marks = {"sqlite3": "?", "psycopg": "%s"}
-        module = type(connection).__module__.partition(".")[0]
-        if module not in marks:
-            raise TypeError(f"give SQLAlchemy's, psycopg's or sqlite3's connection, not {type(connection).__name__}")
+    def _statement(self, mark: str) -> str:
         names = "topic, partition, key, value, headers, timestamp_ms"
-        marked = ", ".join(["{0}"] * 6)
-        return f"INSERT INTO {self.outbox.name} ({names}) VALUES ({marked})", marks[module]  # noqa: S608 - a checked name
+        marked = ", ".join([mark] * 6)
+        return f"INSERT INTO {self.outbox.name} ({names}) VALUES ({marked})"  # noqa: S608 - a checked name
+
+
+def _mark_of(connection: Any) -> str:
+    """The mark of a value in a statement for a connection that is not SQLAlchemy's."""
+    marks = {"sqlite3": "?", "psycopg": "%s"}
+    module = type(connection).__module__.partition(".")[0]
+    if module not in marks:
+        raise TypeError(f"give SQLAlchemy's, psycopg's or sqlite3's connection, not {type(connection).__name__}")
+    return marks[module]
 
 
 def is_async(session: Any) -> bool:

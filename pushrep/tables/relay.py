@@ -15,9 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -36,8 +36,9 @@ from pushrep.outbox.errors import (
     ReceiptTimeout,
     RecordRefused,
 )
+from pushrep.outbox.status import PAUSE_MS, RelayStatus, TableRows
 from pushrep.settings import whole_number
-from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, WaitingRows, first_line, is_away
+from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, first_line, is_away
 from pushrep.tables.decide import EVENT_ID, BatchState, EventId, NotContinued, RelayedLog, judge
 from pushrep.tables.errors import (
     AnotherRelay,
@@ -58,18 +59,8 @@ _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
 _PAGE_ROWS, _PAGE_BYTES = 2000, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 1 << 20
+WATCH_S = 5.0
 HOLDER = "table relay"
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatus:
-    """How far the relay is. trouble: why it does not go on now, or for good (`is_stopped`); None if it does."""
-
-    topic: str
-    relayed: int
-    waiting: WaitingRows | None
-    trouble: str | None
-    is_stopped: bool
 
 
 class TableRelay(FirstErrorRaised):
@@ -103,8 +94,13 @@ class TableRelay(FirstErrorRaised):
         self._database = RelayDatabase(dsn, name, self.topic)
         self._stop, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._relayed, self._trouble = 0, ""
+        self._relayed, self._trouble = 0, _Trouble()
         self._failure: Exception | None = None
+        self._seen: TableRows | None = None
+        self._unseen = _Trouble()
+        self._asked_s: float | None = None
+        self._looking, self._is_over = threading.Lock(), False
+        self._watched = self.outbox.facts.relays
         self._held: Mapping[int, int] = {}
 
     def start(self) -> Self:
@@ -120,6 +116,7 @@ class TableRelay(FirstErrorRaised):
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            self._watched.remove(self._seen_status)
             if (failure := self._failure) is not None:
                 self._failure = None
                 raise failure
@@ -139,9 +136,19 @@ class TableRelay(FirstErrorRaised):
         logs = self.outbox.facts.logs
         for partition, log in logs.items():
             log.hold(HOLDER, partial(self._needed_from, partition))
+        ended, self._is_over = threading.Event(), False
+        # Apart from the relay, which may wait for the outbox or for the database.
+        threading.Thread(target=self._watch, args=(ended,), name="pushrep-table-watch", daemon=True).start()
+        self._watched.append(self._seen_status)
         try:
             self._run_on(logs)
         finally:
+            ended.set()
+            if self._looking.acquire(timeout=WATCH_S):  # else the database hangs, and so does the one that looks
+                self._is_over = True
+                self._looking.release()
+            if self._thread is None:  # else what stopped it is shown until it is closed
+                self._watched.remove(self._seen_status)
             for log in logs.values():
                 log.drop_holder(HOLDER)
             if table is not None:
@@ -149,16 +156,39 @@ class TableRelay(FirstErrorRaised):
             self._database.close()
 
     def status(self) -> RelayStatus:
-        """What waits, how much was relayed by this object, and what is in the way. Asks the database."""
-        waiting, trouble = None, self._trouble or None
-        try:
-            waiting = self._database.waiting()
-        except SQLAlchemyError as error:
-            trouble = trouble or first_line(error)
-        failure = self._failure
-        return RelayStatus(
-            self.topic, self._relayed, waiting, trouble if failure is None else str(failure), failure is not None
-        )
+        """What waits, how much was relayed by this object, and what is in the way. Asks the database while the relay
+        runs; `Outbox.status` shows what it said some seconds ago.
+        """
+        self._look()
+        return self._seen_status()
+
+    def _seen_status(self) -> RelayStatus:
+        trouble = self._trouble if self._trouble.why else self._unseen
+        if not trouble.why and (asked_s := self._asked_s) is not None and time.monotonic() - asked_s > PAUSE_MS / 1000:
+            waits_ms = int(1000 * (time.monotonic() - asked_s))
+            trouble = _Trouble("the database does not answer", time.time_ns() // 1_000_000 - waits_ms)
+        is_stopped = self._failure is not None
+        return RelayStatus(self.topic, self._relayed, self._seen, trouble.why or None, trouble.since_ms, is_stopped)
+
+    def _look(self) -> float:
+        """Ask the database what waits, while the relay runs; returns how long it took, in seconds."""
+        with self._looking:
+            began_s = time.monotonic()
+            if not self._is_over:
+                self._asked_s = began_s
+                try:
+                    self._seen = self._database.rows()
+                    self._unseen = _Trouble()
+                except SQLAlchemyError as error:
+                    self._seen, self._unseen = None, self._unseen.goes_on(first_line(error))
+                finally:
+                    self._asked_s = None
+            return time.monotonic() - began_s
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Look every few seconds, until the relay ended. Counting many rows takes at most a tenth of the time."""
+        while not ended.wait(max(WATCH_S, 9 * self._look())):
+            pass
 
     def _needed_from(self, partition: int) -> int:
         """Retention leaves what the open batch put into the log: a restart tells by it what is there already."""
@@ -168,6 +198,7 @@ class TableRelay(FirstErrorRaised):
         try:
             self.run()
         except Exception as failure:  # noqa: BLE001 - `close` raises it
+            self._trouble = _Trouble().goes_on(str(failure))
             self._failure = failure
             _LOG.error("the relay of topic %s has stopped: %s", self.topic, failure)
 
@@ -176,7 +207,7 @@ class TableRelay(FirstErrorRaised):
         while not self._stop.is_set():
             try:
                 state, appended = self._resume(logs)
-                failures, self._trouble = 0, ""
+                failures, self._trouble = 0, _Trouble()
                 while not self._stop.is_set():
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:
@@ -185,8 +216,8 @@ class TableRelay(FirstErrorRaised):
                 if isinstance(error, DBAPIError) and not is_away(error):
                     raise DatabaseFailed(f"the database: {first_line(error)}") from error
                 failures += 1
-                self._trouble = first_line(error)
-                _LOG.warning("the relay of topic %s tries again: %s", self.topic, self._trouble)
+                self._trouble = self._trouble.goes_on(first_line(error))
+                _LOG.warning("the relay of topic %s tries again: %s", self.topic, self._trouble.why)
                 self._stop.wait(_AGAIN.pause_s(failures))
 
     def _resume(self, logs: Mapping[int, SegmentLog]) -> tuple[RelayState, Mapping[int, frozenset[int]]]:
@@ -309,13 +340,13 @@ class TableRelay(FirstErrorRaised):
             except ReceiptTimeout:
                 self._wait_on()
             else:
-                self._trouble = ""
+                self._trouble = _Trouble()
                 return
 
     def _wait_on(self) -> None:
         if self._stop.is_set():
             raise _Stopping
-        self._trouble = _WAITS.format(self.outbox.directory)
+        self._trouble = self._trouble.goes_on(_WAITS.format(self.outbox.directory))
 
     def _refused(self, row: TableRow, why: str) -> str:
         if self._on_refused == "stop":
@@ -333,8 +364,19 @@ class TableRelay(FirstErrorRaised):
                 break
             self._wait_on()
             self._stop.wait(_LOOK_S)
-        self._trouble = ""
+        self._trouble = _Trouble()
         return ends
+
+
+class _Trouble(NamedTuple):
+    """What is in the way, and since when; "" and None: nothing is."""
+
+    why: str = ""
+    since_ms: int | None = None
+
+    def goes_on(self, why: str) -> "_Trouble":
+        """The same trouble, of which the newest reason is known; or one that begins now."""
+        return _Trouble(why, time.time_ns() // 1_000_000 if self.since_ms is None else self.since_ms)
 
 
 class _Stopping(Exception):

@@ -21,6 +21,11 @@ VERSION = 1
 """Of these tables; it stands in each row of `<name>_relay`."""
 
 
+CURRENT_XID, NO_XID = "pg_current_xact_id()", "0"
+NOW_POSTGRESQL = """to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+NOW_SQLITE = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+
+
 class Xid8(UserDefinedType[int]):
     """PostgreSQL's number of a transaction that never wraps; 0 in SQLite, which needs none."""
 
@@ -44,22 +49,22 @@ class Now(FunctionElement[str]):
 
 @compiles(CurrentXid, "postgresql")
 def _current_xid(_element: CurrentXid, _compiler: Any, **_options: Any) -> str:
-    return "pg_current_xact_id()"
+    return CURRENT_XID
 
 
 @compiles(CurrentXid)
 def _no_xid(_element: CurrentXid, _compiler: Any, **_options: Any) -> str:
-    return "0"
+    return NO_XID
 
 
 @compiles(Now, "postgresql")
 def _now(_element: Now, _compiler: Any, **_options: Any) -> str:
-    return """to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+    return NOW_POSTGRESQL
 
 
 @compiles(Now)
 def _now_elsewhere(_element: Now, _compiler: Any, **_options: Any) -> str:
-    return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+    return f"({NOW_SQLITE})"
 
 
 class Tables(NamedTuple):

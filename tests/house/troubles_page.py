@@ -198,7 +198,8 @@ STOPS = """
 """
 
 
-_ARGUMENTS = {"replay_stalled": "SESSION", "shipping_stopped": "OFFSET --partition N --topic TOPIC"}
+_TABLES = dict.fromkeys(("table_stopped", "table_waits", "rows_parked", "vacuum_held"), "TOPIC")
+_ARGUMENTS = {**_TABLES, "replay_stalled": "SESSION", "shipping_stopped": "OFFSET --partition N --topic TOPIC"}
 
 
 def page() -> str:

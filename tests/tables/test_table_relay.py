@@ -59,7 +59,7 @@ def relay_until(outbox, dsn, count, **settings):
     thread = threading.Thread(target=run)
     thread.start()
     while thread.is_alive() and (
-        sum(outbox.log(n).log_end_offset for n in range(2)) < count or relay.status().waiting.rows
+        sum(outbox.log(n).log_end_offset for n in range(2)) < count or relay.status().rows.waiting
     ):
         thread.join(0.01)
     stop.set()

@@ -74,14 +74,14 @@ def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, 
     assert "give --topic" in tables("relay", dsn, "--outbox", tmp_path / "new", code=2)
     place(engine, orders, 1, 2, 3)
     shown = status(dsn)
-    assert (shown["rows_waiting"], shown["rows_relayed"], shown["batch"]) == (3, 0, None)
+    assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (3, 0, None)
     relay = Relay(dsn, tmp_path / "new", "--topic", "orders", "--partitions", "2")
     wait_relayed(engine, relay)
     assert "3 rows relayed" in relay.end()
     assert relay.process.returncode == 0
     shown = status(dsn)
-    assert (shown["rows_waiting"], shown["rows_relayed"], shown["batch"]) == (0, 3, "1-1")
-    assert "0 rows of topic orders wait; 3 were relayed" in tables("status", dsn, "--topic", "orders")
+    assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (0, 3, "1-1")
+    assert "topic orders: 3 rows relayed, 0 wait" in tables("status", dsn, "--topic", "orders")
 
 
 def test_parked_rows_are_retried_or_dropped(engine, dsn, orders, outbox_at):
@@ -99,7 +99,7 @@ def test_parked_rows_are_retried_or_dropped(engine, dsn, orders, outbox_at):
         connection.execute(text("UPDATE pushrep_outbox_parked SET partition = 0 WHERE id = 1"))
     assert json.loads(tables("retry", dsn, 1, "--topic", "orders", "--json")) == {"retried": [1]}
     assert json.loads(tables("drop", dsn, 2, 5, "--topic", "orders", "--json")) == {"dropped": [2]}
-    assert status(dsn)["rows_waiting"] == 1
+    assert status(dsn)["rows"]["waiting"] == 1
 
 
 def test_adopting_says_what_a_restored_database_costs(engine, dsn, orders, outbox_at):
@@ -182,7 +182,7 @@ def test_the_rights_on_the_page_are_enough(postgresql_dsn, outbox_at):
     owner = engine_of(postgresql_dsn)
     metadata.create_all(owner)
     grants = re.findall(r"^ +(GRANT [^;]*;)", page, re.MULTILINE)
-    assert len(grants) == 5
+    assert len(grants) == 6
     users = {name: f"{name}_{uuid.uuid4().hex}" for name in ("service", "relay")}
     with owner.begin() as connection:
         for user in users.values():
@@ -201,6 +201,7 @@ def test_the_rights_on_the_page_are_enough(postgresql_dsn, outbox_at):
         wait_relayed(owner, relay)
         relay.end()
         assert json.loads(tables("retry", dsn, 3, "--topic", "orders", "--json")) == {"retried": [3]}
+        assert status(dsn)["rows"]["sees_all"]
         assert "epoch 2" in tables("adopt", dsn, "--outbox", outbox_at)
         relay = Relay(dsn, outbox_at, "--on-refused", "park")
         wait_relayed(owner, relay)
