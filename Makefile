@@ -12,7 +12,7 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-LIGHT_EXTRAS := kafka,registry,sql,tables,metrics,console
+LIGHT_EXTRAS := kafka,registry,sql,tables,django,metrics,console
 EXTRAS := $(LIGHT_EXTRAS),spark
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
@@ -133,7 +133,7 @@ torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an h
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
-		tests/properties tests/readers tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
+		tests/properties tests/readers tests/crash tests/tables tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
 
 N ?= 100
 # The first run notes which test executes which line: as long as `make quick` three times. All of its options:

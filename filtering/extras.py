@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 EXTRA_OF = {
     "aiokafka": "kafka",
     "confluent_kafka": "kafka",
+    "django": "django",
     "jinja2": "console",
     "pandas": "spark",
     "prometheus_client": "metrics",

@@ -1,0 +1,10 @@
+"""Django's own program, of a project with one app; DSN names its database."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+    execute_from_command_line(sys.argv)
