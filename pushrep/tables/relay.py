@@ -105,6 +105,7 @@ class TableRelay(FirstErrorRaised):
 
     def start(self) -> Self:
         """Relay in a thread. What ends it is in `status()`, and raised by `close`."""
+        self._watched.append(self._seen_status)
         self._thread = threading.Thread(target=self._run_in_thread, name="pushrep-table-relay", daemon=True)
         self._thread.start()
         return self
@@ -139,7 +140,8 @@ class TableRelay(FirstErrorRaised):
         ended, self._is_over = threading.Event(), False
         # Apart from the relay, which may wait for the outbox or for the database.
         threading.Thread(target=self._watch, args=(ended,), name="pushrep-table-watch", daemon=True).start()
-        self._watched.append(self._seen_status)
+        if self._thread is None:  # else it is shown since `start`, and until `close` also what stopped it
+            self._watched.append(self._seen_status)
         try:
             self._run_on(logs)
         finally:
@@ -147,7 +149,7 @@ class TableRelay(FirstErrorRaised):
             if self._looking.acquire(timeout=WATCH_S):  # else the database hangs, and so does the one that looks
                 self._is_over = True
                 self._looking.release()
-            if self._thread is None:  # else what stopped it is shown until it is closed
+            if self._thread is None:
                 self._watched.remove(self._seen_status)
             for log in logs.values():
                 log.drop_holder(HOLDER)
