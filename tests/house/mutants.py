@@ -238,7 +238,7 @@ class Map:
         sources = ", ".join({package.partition("/")[0] for package in self.packages})
         settings.write_text(
             f"[run]\nsource = {sources}\nconcurrency = thread, greenlet\nrelative_files = true\n"
-            f"data_file = {making / 'coverage'}\n"
+            f"data_file = {making / 'data' / 'coverage'}\n"
         )
         click.echo(f"noting which lines {len(missing)} test files execute ...")
         options = [
@@ -279,13 +279,14 @@ class Map:
         for run, files in runs.items():
             then = (run / change.path).read_text(encoding="utf-8").splitlines() if (run / change.path).exists() else []
             lines = set(_lines_then(now, then, change.lines))
-            data = CoverageData(str(run / "coverage"))
-            data.read()
             durations = json.loads((run / "durations.json").read_text())
-            for line, contexts in data.contexts_by_lineno(change.path).items():
-                for test in {context.rpartition("|")[0] for context in contexts if line in lines}:
-                    if test in durations and test.partition("::")[0] in files:
-                        found[test] = durations[test]
+            for path in (run / "data").iterdir():  # several, if the run was interrupted
+                data = CoverageData(str(path))
+                data.read()
+                for line, contexts in data.contexts_by_lineno(change.path).items():
+                    for test in {context.rpartition("|")[0] for context in contexts if line in lines}:
+                        if test in durations and test.partition("::")[0] in files:
+                            found[test] = durations[test]
         return dict(sorted(found.items(), key=lambda one: one[1]))
 
 
