@@ -153,6 +153,20 @@ def test_quarantine_keeps_every_byte_and_takes_appends_again(damaged):
     assert (log.log_end_offset, log.damaged_from, log.recovery.opening.value) == (bad + 1, None, "normal")
 
 
+def test_a_log_that_was_closed_behind_its_quarantine_is_clean_and_reads_by_its_indexes(damaged):
+    machine, bases, plain = damaged
+    log = opened(machine, plain)
+    log.quarantine()
+    end = log.log_end_offset
+    log.close()
+    entries = {
+        suffix: len(machine.disk.contents(segment_path(PATH, bases[1], suffix))) for suffix in (".index", ".timeindex")
+    }
+    assert entries[".timeindex"], "as of a log that was never damaged, its newest time is there"
+    with SegmentLog.open(PATH, plain, filesystem=machine.disk, clock=machine.clock) as again:
+        assert (again.log_end_offset, again.damaged_from) == (end, None)
+
+
 def test_a_power_cut_at_any_step_of_the_quarantine_loses_nothing():
     steps = 0
     while True:

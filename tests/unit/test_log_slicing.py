@@ -140,3 +140,15 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
         slices = LogSlices(REAL_FILESYSTEM, log.path)
         assert slices.read(first, second, 1 << 20).end_offset == second
         assert slices.read(second, log.log_end_offset, 1 << 20) is None
+
+
+def test_who_lists_the_directory_itself_finds_segments_that_came_since(tmp_path):
+    config = LogConfig(segment_bytes=400, preallocate_bytes=0)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        slices, end = LogSlices(REAL_FILESYSTEM, log.path), 0
+        for number in range(4):
+            fill(log, [80])
+            found = slices.read(end, log.log_end_offset, 1 << 20)
+            assert (found.base_offset, found.end_offset, found.segment) == (end, log.log_end_offset, 3 * number)
+            end = found.end_offset
+        assert slices.read(0, end, 1 << 20).segment == 0
