@@ -161,7 +161,7 @@ class AsyncOutbox:
         """
         of = self.outbox.values
         make = partial(of.many, values, keys)
-        values, keys = make() if of.has_seen(values, keys or ()) else await _in_thread(make)
+        values, keys = make() if of.has_seen(values, () if keys is None else keys) else await _in_thread(make)
         return await self._append_in_turn(
             lambda: self.outbox.append_serialized_many(
                 partition,

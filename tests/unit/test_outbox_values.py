@@ -5,6 +5,7 @@ import json
 import threading
 import zlib
 from dataclasses import dataclass
+from inspect import signature
 
 import pytest
 
@@ -12,6 +13,7 @@ from filtering.murmur import default_partition
 from pushrep import AsyncOutbox, LogConfig, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.outbox import RecordRefused
+from pushrep.outbox.configured import outbox_settings
 from pushrep.values import Serializer, to_json
 
 
@@ -124,6 +126,28 @@ def test_a_setting_that_can_not_be_is_refused_by_name_before_anything_is_made(tm
         open_outbox(tmp_path / "outbox", **settings)
     assert refused.value.argument == argument
     assert not (tmp_path / "outbox").exists()
+
+
+@pytest.mark.parametrize(
+    "way", [Outbox.open, Outbox.open_slot, Outbox.stand_by, AsyncOutbox.open_slot, AsyncOutbox.stand_by]
+)
+def test_every_way_to_open_takes_the_same_settings(way):
+    mine, theirs = (signature(one).parameters for one in (Outbox.open, way))
+    for name in ("serializer", "key_serializer", "partition_by"):
+        assert mine[name] == theirs[name]
+
+
+def test_a_standby_refuses_before_it_waits(tmp_path):
+    with pytest.raises(BadArgument, match="partition_by: this outbox carries the metadata in the key"):
+        Outbox.stand_by(tmp_path, "orders", 4, "billing", carrier="key", partition_by="key")
+
+
+def test_a_file_places_by_key(tmp_path):
+    (tmp_path / "s.toml").write_text('[outbox]\ncarrier = "header"\npartition_by = "key"\n')
+    settings = outbox_settings(tmp_path / "s.toml", {}, directory=tmp_path / "o", topic="o", partitions=4, producer="p")
+    with Outbox.open(**settings) as outbox:
+        outbox.append(value=b"x", key=b"foobar").result(60)
+        assert values(outbox, default_partition(b"foobar", 4)) == [b"x"]
 
 
 def test_what_is_left_out_is_refused_by_name(tmp_path):
