@@ -201,7 +201,8 @@ class Candidate:
     own: this member's own answer, its unfenced epochs included in `highest_epoch`. first: the first grant, for an
     outbox without one; its epoch is replaced. change: makes the next grant from the newest one and its epoch, to change
     the members; None: a renewal. leader_alive_ms: another leader that was in contact within this time may be alive, and
-    is left alone; 0: it is deposed. standby: for a standby's election; None for an operator's or an opening's.
+    is left alone; 0: it is deposed. standby: for a standby's election; None for an operator's or an opening's. leads:
+    this member leads by its grant, so a newer one of its generation does not end that while m members confirm its own.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -214,8 +215,9 @@ class Candidate:
         change: Callable[[Grant, int], Grant] | None = None,
         leader_alive_ms: int = LEADER_ALIVE_MS,
         standby: StandbyElection | None = None,
+        leads: bool = False,
     ) -> None:
-        self.index, self.purpose, self._change = index, purpose, change
+        self.index, self.purpose, self._change, self._leads = index, purpose, change, leads
         self._standby = standby
         self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
@@ -268,10 +270,9 @@ class Candidate:
         """Nobody else will answer."""
         if self.state not in {CandidateState.LOOKING, CandidateState.GRANTING}:
             return []
-        if self.state is CandidateState.LOOKING:
-            self._is_over = True
-            if effects := self._on_look():
-                return effects
+        self._is_over = True
+        if effects := self._on_look() if self.state is CandidateState.LOOKING else self._on_stored():
+            return effects
         for partition, log in self._own_unfit():
             return self._refuse(self._not_held(partition, log))
         too_few = self._too_few(self.grant or self.base)
@@ -409,7 +410,21 @@ class Candidate:
         is_another = answer.index != self.index and answer.is_unfilled
         return is_another and self._own.grant is not None and answer.generation == self._own.generation
 
+    def _disbelieve(self) -> bool:
+        """Of a leader: forget the answers that show a newer grant, if m members show its own. False: ask on."""
+        own = self._own.grant
+        if not self._leads or own is None:
+            return True
+        shown = {index: one.grant.rank for index, one in self._answers.items() if one.grant is not None}
+        newer = {index for index, rank in shown.items() if rank[0] == own.generation and rank > own.rank}
+        if not own.may_acknowledge({index for index, rank in shown.items() if rank == own.rank}):
+            return self._is_over or not newer
+        self._answers = {index: one for index, one in self._answers.items() if index not in newer}
+        return True
+
     def _on_look(self) -> list[CandidateEffect]:
+        if not self._disbelieve():
+            return []
         newest = newest_of(one.grant for one in self._answers.values() if not self._deposes_nobody(one))
         is_first_grant = self._is_first_grant()
         self._was_led_by_another = newest is not None and newest.leader != self.index
@@ -476,7 +491,8 @@ class Candidate:
             newer = answer.grant
             if newer is None or newer == self.grant or newer.generation < self.grant.generation:
                 continue
-            if self._deposes_nobody(answer):
+            is_in_doubt = self._leads and not self._is_over and newer.generation == self.grant.generation
+            if is_in_doubt or self._deposes_nobody(answer):
                 continue
             if (why_not := self._why_another_generation(newer)) is not None:
                 return self._refuse(why_not)

@@ -4,11 +4,16 @@ on_append, on_flush ─┐                        ┌─▶ HighWatermarkMoved  
 start_session ───────┤                        ├─▶ Joined, Left         the in-sync set, shown and logged
 on_answer ───────────┼─▶ PartitionLeader ─────┼─▶ SessionEnded         once a session
 on_disconnect        │                        ├─▶ Push                 something may be sent to this replica
-on_tick ─────────────┘                        └─▶ Resigned             another leads: appends fail from now on
+on_tick ─────────────┘                        ├─▶ Contested            a member shows a newer grant: who leads?
+                                              └─▶ Resigned             another leads: appends fail from now on
 
 HWM = min LEO over the in-sync set, the leader in it (flushed offsets where records must be on disk first). It moves
 only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of the
 current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch as well.
+
+A newer grant that one member shows ends no lead by itself: the member may be bad, or the grant never got enough.
+`Confirmations` decides, for all partitions of an outbox. It costs no safety: N - m + 1 members have to store a grant
+before another leads by it, so from then on fewer than m are left that acknowledge an older leader's records.
 
 `AppendTimes` stores when records were appended, for the age of a replica's lag: a mark (base offset, time) per append,
 at most one in MARK_EVERY_MS, so that a log of a million appends a second has 600 for half a minute; an age is too high
@@ -114,6 +119,16 @@ class Push(NamedTuple):
     backoff: bool = False
 
 
+class Contested(NamedTuple):
+    """`replica` shows a newer grant of our generation: of `epoch`, for member `leader` (-1: it refuses ours, and names
+    none). Its session ended, and it counts for nothing until it shows our grant again; `Confirmations` decides.
+    """
+
+    replica: int
+    epoch: int
+    leader: int
+
+
 class Resigned(NamedTuple):
     """Member `leader` has a newer grant, of `epoch` (-1: unknown): nothing is appended or acknowledged from now on.
 
@@ -125,7 +140,45 @@ class Resigned(NamedTuple):
     rival: int | None = None
 
 
-LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Push | Resigned
+LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Push | Contested | Resigned
+
+
+class Confirmations:
+    """Whether a leader leads on while members show a newer grant of its generation: as long as, every `alive_ms`, m
+    members, it counted, have shown its own. Not thread-safe. Times are milliseconds of one monotonic clock.
+    """
+
+    def __init__(self, grant: Grant, alive_ms: int) -> None:
+        self._grant, self._alive_ms = grant, alive_ms
+        self._confirmed_ms: dict[int, int] = {}
+        self._unsure_since_ms: int | None = None
+        self.contesting: dict[int, tuple[int, int]] = {}
+        """By member: epoch and leader of the newer grant that it showed last."""
+
+    def on_own(self, member: int, now_ms: int) -> None:
+        """A member showed this leader's grant."""
+        self._confirmed_ms[member] = now_ms
+        self.contesting.pop(member, None)
+        if not self.contesting:
+            self._unsure_since_ms = None
+
+    def on_newer(self, member: int, epoch: int, leader: int, now_ms: int) -> None:
+        """A member showed a newer grant."""
+        self._confirmed_ms.pop(member, None)
+        self.contesting[member] = (epoch, leader)
+        if self._unsure_since_ms is None:
+            self._unsure_since_ms = now_ms
+
+    def newer_grant(self, now_ms: int) -> tuple[int, int] | None:
+        """Epoch and leader of the grant that ends this lead now; None if it leads on."""
+        if (since_ms := self._unsure_since_ms) is None:
+            return None
+        confirming = {member for member, at_ms in self._confirmed_ms.items() if at_ms >= since_ms}
+        if self._grant.may_acknowledge({self._grant.leader, *confirming}):
+            self._unsure_since_ms = now_ms
+        elif now_ms - since_ms >= self._alive_ms:
+            return max(self.contesting.values())
+        return None
 
 
 class PartitionLeader:
@@ -288,8 +341,8 @@ class PartitionLeader:
         is_ours = result.grant_epoch <= self.grant.epoch and result.generation == self.grant.generation
         if not is_ours and (effects := self._on_another_grant(replica, result)):
             return effects
-        if REACTIONS[progress.state, result.error_code].step is Step.RESIGN:
-            return self.resign(result.grant_epoch, result.grant_leader)
+        if REACTIONS[progress.state, result.error_code].step is Step.CONTEST:
+            return self._contested(replica, result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
         reaction = progress.on_answer(sequence, result, self.log)
@@ -342,12 +395,21 @@ class PartitionLeader:
         held = self.held_by(replica)
         return self._times.time_of(held) if held < self.log.log_end_offset else None
 
-    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
-        """A member showed a grant of this rank: a newer one, or a rival forced beside ours, ends this lead."""
+    def on_grant_shown(self, replica: int, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
+        """A member showed a grant of this rank. One of a higher generation, or a rival forced beside ours, ends this
+        lead; of our own generation, a newer one is `Contested`.
+        """
         rival = generation if are_rivals(generation, self.grant.generation) else None
-        if rival is None and (generation, epoch) <= self.grant.rank:
+        if rival is not None or generation > self.grant.generation:
+            return self.resign(epoch, leader, rival)
+        return self._contested(replica, epoch, leader) if (generation, epoch) > self.grant.rank else []
+
+    def _contested(self, replica: int, epoch: int, leader: int) -> list[LeaderEffect]:
+        if self.has_resigned:
             return []
-        return self.resign(epoch, leader, rival)
+        self.stored.discard(replica)
+        ended = self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)  # the next one offers our grant
+        return [Contested(replica, epoch, leader), *ended]
 
     def resign(self, epoch: int, leader: int, rival: int | None = None) -> list[LeaderEffect]:
         """Another has the lead: every session ends, and the watermark never moves again."""
@@ -365,8 +427,8 @@ class PartitionLeader:
         An older one deposes nobody and acknowledges nothing: the next session begins by offering our grant. An answer
         without a grant, as from a log that is not open, shows none.
         """
-        if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
-            return resigned
+        if newer := self.on_grant_shown(replica, result.generation, result.grant_epoch, result.grant_leader):
+            return newer
         shows_grant = result.grant_epoch != NO_EPOCH or result.error_code is ErrorCode.FENCED_LEADER_EPOCH
         if shows_grant and result.generation < self.grant.generation:
             return self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)

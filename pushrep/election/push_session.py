@@ -66,8 +66,8 @@ class Step(Enum):
     """Read the same records from the log and send them once more."""
     RESEND = auto()
     """Send the same bytes in the same order, after a pause."""
-    RESIGN = auto()
-    """Lead no longer."""
+    CONTEST = auto()
+    """Find out who leads."""
     END = auto()
     IGNORE = auto()
 
@@ -87,7 +87,7 @@ _COMMON: Mapping[ErrorCode, Reaction] = dict.fromkeys(ErrorCode, _FINAL) | {
     ErrorCode.OFFSET_OUT_OF_RANGE: Reaction(Step.GO_TO_END),
     ErrorCode.LOG_DIVERGED: Reaction(Step.STEP_BACK),
     ErrorCode.CORRUPT_MESSAGE: Reaction(Step.REREAD),
-    ErrorCode.FENCED_LEADER_EPOCH: Reaction(Step.RESIGN, _R.NEW_LEADER_EPOCH),
+    ErrorCode.FENCED_LEADER_EPOCH: Reaction(Step.CONTEST, _R.STALE_REPLICA_EPOCH),
     ErrorCode.STALE_SESSION: Reaction(Step.END, _R.STALE_REPLICA_EPOCH),
     ErrorCode.REQUEST_TIMED_OUT: Reaction(Step.RESEND),
     ErrorCode.NODE_STOPPING: Reaction(Step.RESEND),

@@ -312,7 +312,7 @@ class Replication:
             if refusal is not None:
                 raise refusal
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
-                granted, started = self._hand_over(partial(self._run, change)), monotonic()
+                granted, started = self._hand_over(partial(self._run, change, leads=True)), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else not before the change is settled
                     self._wait_for_members(started, self._config.open_timeout_s if wait_s is None else wait_s)
             gone = [one for one in grant.previous_members if one.index not in granted.indexes]
@@ -334,7 +334,7 @@ class Replication:
                 raise CommandRefused(f"it goes on once {', '.join(stopped)} can be opened again, too")
             try:
                 if self._leading is not None and self._lost() is None:  # else `_look_on` leads later, or another leads
-                    self._hand_over(partial(self._run, self._renewal))
+                    self._hand_over(partial(self._run, self._renewal, leads=True))
                     self._wait_for_members(monotonic(), self._config.open_timeout_s)
             finally:
                 go_on()
@@ -476,8 +476,8 @@ class Replication:
             )
 
     def leads_by_the_newest_grant(self) -> bool:
-        """Ask the members: whether min_insync_replicas of them answer, this one counted, and none has stored a newer
-        grant.
+        """Ask the members: whether min_insync_replicas of them answer and have stored no newer grant, this one counted,
+        and none has one of a higher generation.
 
         So many meet every set of members that could have granted a lead to another.
         """
@@ -487,10 +487,11 @@ class Replication:
                 return False
             _, found = self._ask_members(_ASK_S)
         shown = {index: one.grant for index, one in found.items() if one.grant is not None}
-        if any(one.rank > grant.rank or are_rivals(one.generation, grant.generation) for one in shown.values()):
+        generations = {one.generation for one in shown.values()}
+        if any(one > grant.generation or are_rivals(one, grant.generation) for one in generations):
             return False
-        older = {index for index, one in shown.items() if one.generation < grant.generation}
-        answered = {self._identity.member, *found} - older
+        others = {index for index, one in shown.items() if one.generation < grant.generation or one.rank > grant.rank}
+        answered = {self._identity.member, *found} - others
         return any(len(one.members & answered) >= one.min_insync_replicas for one in grant.quorums)
 
     def _lost(self) -> Exception | None:
@@ -632,10 +633,10 @@ class Replication:
 
     # -- leading ---------------------------------------------------------------------------------------------------
 
-    def _run(self, change: Change, *, may_cut: bool = True) -> Grant:
+    def _run(self, change: Change, *, may_cut: bool = True, leads: bool = False) -> Grant:
         first = self._first() if self._state_store.kept.grant is None else None
         timeout_s = self._config.open_timeout_s
-        return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
+        return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut, leads=leads)
 
     def _first(self) -> Grant:
         identity, epoch = self._identity, next_ballot(self._identity.member, -1)

@@ -128,13 +128,15 @@ class Election:
         change: Change | None = None,
         may_cut: bool = True,
         standby: StandbyElection | None = None,
+        leads: bool = False,
     ) -> Grant:
         """Returns the grant to lead by: enough members have stored it, and this one has all their records on disk.
 
         first: the first grant, for an outbox without one. change: makes the grant instead of a renewal. timeout_s: of
         each round. may_cut: whether records that this log has and the member ahead has not may be cut; else NotAhead is
         raised. standby: a standby's election: a majority has to agree, and members that do not answer are asked again,
-        because they may be standbys that are asking themselves. Raises NotLeader, LeaderMayBeAlive, CantLead,
+        because they may be standbys that are asking themselves. leads: as a
+        Candidate's. Raises NotLeader, LeaderMayBeAlive, CantLead,
         TooFewMembers, NotAhead, LogNotFit, NodeUnreachable if the member that is ahead goes away while
         its records are fetched, LogPoisoned, OSError.
         """
@@ -147,6 +149,7 @@ class Election:
             change=change,
             leader_alive_ms=self.leader_alive_ms,
             standby=standby,
+            leads=leads,
         )
         self._answers = self._round(timeout_s, candidate)
         effects: deque[CandidateEffect] = deque(candidate.start())

@@ -10,6 +10,9 @@
 
 For each replica a thread begins its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
 that ended begins again after a pause, unless its reason is final.
+
+A member that shows a newer grant of the same generation is asked again by each heartbeat, as all others are, and
+`Confirmations` (rules) decides within `LEADER_ALIVE_MS` whether this member leads on.
 """
 
 import logging
@@ -20,10 +23,11 @@ from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
+from pushrep.election.candidate import LEADER_ALIVE_MS
 from pushrep.election.epochs import LogEnds
 from pushrep.election.errors import NotLeader
-from pushrep.election.grants import Grant
-from pushrep.election.leader import REPLICA_LAG_MAX_MS, PartitionLeader
+from pushrep.election.grants import Grant, newest_of
+from pushrep.election.leader import REPLICA_LAG_MAX_MS, Confirmations, Contested, PartitionLeader
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
@@ -45,6 +49,7 @@ from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse, 
 
 _LOG = logging.getLogger("pushrep.push")
 _TICKS_PER_LAG = 4
+_LOOKS_PER_ALIVE = 6
 _CREATED_AT_ONCE = 200
 """How many logs one request asks for: the node may have to make and sync each before it answers."""
 _NOBODY_THERE = frozenset(
@@ -107,7 +112,8 @@ class Leading:
                 replica_lag_max_ms=replica_lag_max_ms,
             )
             tp = TopicIdPartition(log.log_id, log.topic, log.partition)
-            self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
+            led = self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
+            led.on_contested = self._contested
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
         self.directories: dict[int, UUID | None] = {}
@@ -126,6 +132,10 @@ class Leading:
         """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
         self.troubled_since_ms: dict[int, int] = {}
         """By member index: since when `troubles` has something of it, wall clock, as the last look found."""
+        self._confirmations = Confirmations(grant, LEADER_ALIVE_MS)
+        self._confirming = threading.Lock()  # guards `_confirmations` and `_doubting`
+        self._doubting: Thread | None = None
+        self._shown: dict[int, tuple[int, int]] = {}  # by member: the newer grant that it showed last
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -160,7 +170,7 @@ class Leading:
                 found[index] = driver.trouble
             elif index in self.grant.indexes and index in self.new_directories.keys() | self.grant.entering:
                 found[index] = _NEW_DIRECTORY
-            elif (why := driver.refused or driver.refusal) and not all(
+            elif (why := driver.refused or driver.refusal or self._why_contested(index)) and not all(
                 index in led.leader.in_sync for led in self.partitions.values()
             ):
                 found[index] = why
@@ -171,6 +181,10 @@ class Leading:
         now_ms, before = self._clock.wall_ms(), self.troubled_since_ms
         self.troubled_since_ms = {index: before.get(index, now_ms) for index in found}
         return found
+
+    def _why_contested(self, index: int) -> str:
+        shown = self._shown.get(index)
+        return "" if shown is None else _shows_newer(*shown)
 
     def is_away(self, index: int) -> bool:
         """Whether this replica can't be reached now; one that refuses sessions can."""
@@ -212,25 +226,29 @@ class Leading:
         self.manager.shutdown()
         if self._tick is not None:
             self._tick.end()
-        if self._ticker is not None:
-            self._ticker.join()
+        with self._confirming:
+            threads = [one for one in (self._ticker, self._doubting) if one is not None]
+        for thread in threads:
+            thread.join()
         for led in self.partitions.values():
             led.close()
 
-    def notify_grant(self, grants: Iterable[Grant], *, is_unfilled: bool) -> None:
-        """A member showed these grants; a newer one than ours, or a rival forced beside it, ends our lead.
+    def notify_grant(self, replica: int, grants: Iterable[Grant], *, is_unfilled: bool) -> Grant | None:
+        """A member showed these grants. One of a higher generation than ours, or a rival forced beside it, ends our
+        lead; a newer one of ours puts it in doubt, and is returned.
 
         is_unfilled: it counts for nothing, so of our generation it deposes nobody.
         """
-        for grant in grants:
-            if not (is_unfilled and grant.generation == self.grant.generation):
-                self._notify_grant(grant.generation, grant.epoch, grant.leader)
+        shown = [one for one in grants if not (is_unfilled and one.generation == self.grant.generation)]
+        for grant in shown:
+            self._notify_grant(replica, grant.generation, grant.epoch, grant.leader)
+        return newest_of(one for one in shown if one.rank > self.grant.rank)
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
         """A replica answered a heartbeat with another grant. If that is older, or none, the replica lost its state,
         although it has no push to refuse: its sessions begin again, with our grant and a look at its logs.
         """
-        self._notify_grant(generation, epoch, leader)
+        self._notify_grant(replica, generation, epoch, leader)
         if (generation, epoch) < self.grant.rank:
             for led in self.partitions.values():
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
@@ -250,11 +268,48 @@ class Leading:
 
     def notify_kept(self, replica: int) -> None:
         """A replica answered, and has our grant."""
+        with self._confirming:
+            self._confirmations.on_own(replica, self._clock.monotonic_ms())
         self.on_kept(replica)
 
-    def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
+    def _notify_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():
-            led.on_grant_shown(generation, epoch, leader)
+            led.on_grant_shown(replica, generation, epoch, leader)
+
+    @property
+    def has_resigned(self) -> bool:
+        """Whether nothing is acknowledged any more."""
+        return any(led.leader.has_resigned for led in self.partitions.values())
+
+    def _contested(self, shown: Contested) -> None:
+        """Of each partition that notices it: the member's other sessions end, and the others are heard."""
+        with self._confirming:
+            is_known = self._confirmations.contesting.get(shown.replica) == shown[1:]
+            self._confirmations.on_newer(*shown, self._clock.monotonic_ms())
+            if self._doubting is None and not self._stop.is_set():
+                thread = self.manager.settings.network.threads.thread(self._find_out, "pushrep-doubt")
+                with suppress(RuntimeError):  # the system has no thread left: the next answer tries again
+                    thread.start()
+                    self._doubting = thread
+            is_news, self._shown[shown.replica] = self._shown.get(shown.replica) != shown[1:], shown[1:]
+        if not is_known:
+            level = logging.WARNING if is_news else logging.DEBUG
+            _LOG.log(level, "%s: replica %d %s", self.outbox_id, shown.replica, _shows_newer(*shown[1:]))
+            for led in self.partitions.values():
+                led.end_session_of(shown.replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
+
+    def _find_out(self) -> None:
+        """Until no member shows a newer grant any more: resign by it, unless enough confirm ours."""
+        while not self._stop.wait(LEADER_ALIVE_MS / 1000 / _LOOKS_PER_ALIVE):
+            with self._confirming:
+                newer = self._confirmations.newer_grant(self._clock.monotonic_ms())
+                if newer is None and not self._confirmations.contesting:
+                    self._doubting = None
+                    return
+            if newer is not None:
+                epoch, leader = newer
+                self.resign(NotLeader(leader, epoch))
+                return
 
     def notify_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
         """A replica that has our grant showed its directory. If that is not the grant's, the replica is filled and does
@@ -422,6 +477,8 @@ class _Driver:
 
     def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
         self.has_answered = False
+        if self._leading.has_resigned:
+            return
         with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
             self._client = client
             if self._stop.is_set():
@@ -441,7 +498,7 @@ class _Driver:
                 )
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise self._refused(answer)
-                self._leading.notify_grant(answer.grants, is_unfilled=answer.is_unfilled)
+                self._notify_grant(answer)
                 if self._stop.is_set():
                     return
                 why = answer.error_message
@@ -458,7 +515,7 @@ class _Driver:
             wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index), wire.GrantResponse
         )
         self.has_answered = True
-        self._leading.notify_grant(answer.grants, is_unfilled=answer.is_unfilled)
+        self._notify_grant(answer)
         if answer.error_code in _NOBODY_THERE or (answer.error_code is not ErrorCode.NONE and answer.is_unfilled):
             raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
@@ -470,6 +527,12 @@ class _Driver:
             return
         self._leading.notify_kept(self.replica.index)
         self._leading.notify_directory(self.replica.index, answer.directory_id, is_unfilled=answer.is_unfilled)
+
+    def _notify_grant(self, answer: wire.GrantResponse | DescribeLogResponse) -> None:
+        """Raises NodeUnreachable if it shows a newer grant: no session begins with it before it has ours."""
+        newer = self._leading.notify_grant(self.replica.index, answer.grants, is_unfilled=answer.is_unfilled)
+        if newer is not None:
+            raise NodeUnreachable(str(self.replica.address), _shows_newer(newer.epoch, newer.leader))
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> NodeUnreachable:
         """The name and the text of the refusal."""
@@ -498,3 +561,8 @@ class _Driver:
         why = str(error)
         is_news, self.trouble = why != self.trouble, why
         _LOG.log(logging.WARNING if is_news else logging.INFO, "%s: %s", self.replica, why)
+
+
+def _shows_newer(epoch: int, leader: int) -> str:
+    newer = f"shows a newer grant, of epoch {epoch} for member {leader}" if leader >= 0 else "refuses our grant as old"
+    return f"{newer}: until it shows ours it gets nothing, and if too few others show ours, this member leads no more"

@@ -21,6 +21,7 @@ from typing import ParamSpec, Protocol
 from pushrep.election.epochs import LogEnds
 from pushrep.election.errors import NotLeader, RivalGenerations
 from pushrep.election.leader import (
+    Contested,
     HighWatermarkMoved,
     Joined,
     LeaderEffect,
@@ -142,6 +143,8 @@ class LedPartition:
         self.resigned: NotLeader | None = None
         """Set when another leads, or may: new appends are not acknowledged any more."""
         self._pushes, self.on_ended = pushes, on_ended
+        self.on_contested: Callable[[Contested], None] = lambda _shown: None
+        """Called in any thread when a member shows a newer grant."""
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
         # The log's high watermark, not the rules': a callback may read its records from the log at once.
@@ -230,9 +233,9 @@ class LedPartition:
         """End the live session of this replica, if it has one."""
         self._decide(self.leader.end_session, replica, reason)
 
-    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
-        """A member showed its grant: a newer one, or a rival forced beside ours, ends this lead."""
-        self._decide(self.leader.on_grant_shown, generation, epoch, leader)
+    def on_grant_shown(self, replica: int, generation: int, epoch: int, leader: int) -> None:
+        """A member showed a grant: of a higher generation, or a rival forced beside ours, it ends this lead."""
+        self._decide(self.leader.on_grant_shown, replica, generation, epoch, leader)
 
     def resign(self, why: NotLeader) -> None:
         """Stop leading without another's grant; waiting callbacks fail with `why`. A second call does nothing."""
@@ -322,6 +325,8 @@ class LedPartition:
                         self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
                     level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
                     _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
+                case Contested():
+                    self.on_contested(effect)
                 case Resigned():
                     self.complete_waiting()
 

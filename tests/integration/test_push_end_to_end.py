@@ -201,8 +201,8 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     assert new.wait(new.append(b"by the new one")) is None
     failures = []
     old.leading.partitions[0].when_replicated(old.append(b"too late"), failures.append)
-    old.wait_for(lambda leader: leader.sessions[1].reason is PushSessionEndReason.NEW_LEADER_EPOCH)
-    old.wait_for(lambda _: bool(failures))  # told after the session has ended
+    old.wait_for(lambda leader: leader.sessions[1].reason is PushSessionEndReason.STALE_REPLICA_EPOCH)
+    old.wait_for(lambda _: bool(failures))  # of the other members none confirms the old grant
     led = old.leading.partitions[0]
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)

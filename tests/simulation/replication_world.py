@@ -10,6 +10,8 @@ carried out one by one, and the power can go between any two. `check` holds afte
     every leader's watermark tells one history, which no member contradicts below its own
     (epoch, offset) -> one batch, and one history before it, wherever it lies: prefix equality epoch by epoch
     whichever members are left of any m - 1 lost: the one that is ahead of them holds all that was acknowledged
+    a leader stops in time once enough members showed it a newer grant, and leads on while m confirm its own, whatever
+    one bad member shows (`lies`)
     one leader for each epoch; with forced grants all of this in each generation for itself, which begins as the log of
     the one that was forced to lead: nothing of an older generation gets into it
 """
@@ -40,7 +42,7 @@ from pushrep.election.grants import (
     next_generation,
 )
 from pushrep.election.grants import Member as Listed
-from pushrep.election.leader import PartitionLeader
+from pushrep.election.leader import Confirmations, PartitionLeader
 from pushrep.election.messages import Batch
 from pushrep.election.push_session import SessionId
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -192,6 +194,9 @@ class Owner:
         self.shown = {}
         self.is_ungranted = False
         self.began_at = 0
+        self.confirmations = None
+        self.confirmed = {}  # by member that does not lie: when it showed this leader's grant last
+        self.deposed = {}  # by such a member: when it showed a newer one first
 
 
 class Contact(NamedTuple):
@@ -239,7 +244,9 @@ class Rules:
     accepts_loss: bool = False
     forces: bool = False
     leader_alive_steps: int = 0
+    doubt_steps: int = 0  # how long a leader leads on that too few confirm; 0: drawn
     wipes: float = 0  # how many of all troubles
+    lies: float = 0  # how many answers of one bad member show a newer grant that nobody has
     fsyncs_epochs: bool = True
     answers_last: bool = True
 
@@ -284,6 +291,9 @@ class World:
         for machine in self.machines:
             self.new_directory(machine)
         self.looks = {}
+        in_doubt = rules.doubt_steps or random.Random(f"alive {seed}").choice((1, 30, 100))
+        self.alive_steps = rules.leader_alive_steps or in_doubt
+        self.liar = self.random.randrange(rules.machines) if rules.lies else -1
         self.slow = set()
         self.heals_at = -1
         for machine in self.machines[1:]:
@@ -419,6 +429,7 @@ class World:
             first=first,
             change=change,
             leader_alive_ms=self.rules.leader_alive_steps,
+            leads=change is not None,
         )
         machine.owner = Owner(candidate)
         machine.owner.began_at = self.now_steps
@@ -573,7 +584,25 @@ class World:
             handler(machine, message)
 
     def reply(self, machine, message, body):
+        if machine.index == self.liar and self.random.random() < self.rules.lies:
+            body = self.altered(machine, message.kind, body)
         self.send(message.kind + "_answer", machine.index, message.source, body, message.serial)
+
+    def altered(self, machine, kind, body):
+        """The answer, with a newer grant than there is."""
+        leads = self.random.randrange(self.rules.members)
+        epoch = next_ballot(leads, machine.disk.highest_epoch + self.random.choice((0, 256, 1 << 30)))
+        self.note(machine, "lies")
+        if kind == "append":
+            session, sequence, result = body
+            code = self.random.choice((result.error_code, ErrorCode.FENCED_LEADER_EPOCH))
+            return session, sequence, replace(result, error_code=code, grant_epoch=epoch, grant_leader=leads)
+        grant = machine.disk.grant
+        if grant is None or leads not in {one.index for one in grant.members}:
+            return body
+        if kind in {"look", "grant"}:
+            return replace(body, grant=grant.renewed(epoch, leads), highest_epoch=epoch)
+        return (*body[:-1], grant.renewed(epoch, leads)) if kind == "describe" else body
 
     # ---- candidates
 
@@ -656,6 +685,7 @@ class World:
             if one.index not in grant.entering and one.directory_id == self.machines[one.index].disk.directory_id
         }
         disk.unfenced = None
+        machine.owner.confirmations = Confirmations(grant, self.alive_steps)
         machine.owner.leader = PartitionLeader(
             grant,
             disk.ends,
@@ -698,6 +728,7 @@ class World:
             if waits and self.random.random() < 0.1:  # it wants to hear everybody, and one of them may be down
                 self.apply_candidate(machine, candidate.on_deadline())
             return
+        self.find_out(machine)
         if owner.leader.has_resigned:
             machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
             return
@@ -786,7 +817,7 @@ class World:
         owner.describing.discard(message.source)
         theirs, runs, directory_id, grant = message.body
         if self.rules.forces and grant is not None:
-            shown = owner.leader.on_grant_shown(grant.generation, grant.epoch, grant.leader)
+            shown = owner.leader.on_grant_shown(message.source, grant.generation, grant.epoch, grant.leader)
             self.apply_leader(machine, shown)
             if shown or grant.generation != owner.leader.grant.generation:
                 return
@@ -801,16 +832,61 @@ class World:
         leading = machine.owner.leader
         if leading is not None:
             session, sequence, result = message.body
+            progress = leading.sessions.get(message.source)
+            is_live = progress is not None and progress.is_live and progress.id == session
             effects = leading.on_answer(message.source, session, sequence, result)
             is_older = result.generation >> GENERATION_TAG_BITS < leading.grant.generation >> GENERATION_TAG_BITS
             if is_older and any(isinstance(effect, leader.Resigned) for effect in effects):
                 raise Violation(f"{machine.index} is deposed by an older generation")
+            if result.generation == leading.grant.generation:
+                self.check_leads_on(machine.owner, effects)
             self.apply_leader(machine, effects)
+            is_ours = (result.generation, result.grant_epoch) == leading.grant.rank
+            if is_live and is_ours and result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
+                machine.owner.confirmations.on_own(message.source, self.now_steps)
+                if message.source != self.liar:
+                    machine.owner.confirmed[message.source] = self.now_steps
+
+    def find_out(self, machine):
+        """Stop if too few have confirmed this lead."""
+        owner = machine.owner
+        if (newer := owner.confirmations.newer_grant(self.now_steps)) is not None:
+            effects = owner.leader.resign(newer[1], newer[0])
+            self.check_leads_on(owner, effects)
+            self.apply_leader(machine, effects)
+        self.check_stops_in_time(owner)
+
+    def check_leads_on(self, owner, effects):
+        """No lead ends by a grant of its generation while m members that do not lie confirm it."""
+        if not any(isinstance(effect, leader.Resigned) for effect in effects):
+            return
+        confirmed = {one for one, at in owner.confirmed.items() if self.now_steps - at < self.alive_steps}
+        if owner.leader.grant.may_acknowledge({owner.leader.grant.leader, *confirmed}):
+            raise Violation(f"the lead of {owner.leader.grant.leader} ends, and {sorted(confirmed)} confirm it")
+
+    def check_stops_in_time(self, owner):
+        """No leader goes on that so many members have shown a newer grant, long ago, that another may lead by it."""
+        grant, late = owner.leader.grant, self.now_steps - self.alive_steps
+        deposed = {one for one, at in owner.deposed.items() if at <= late}
+        if (
+            not owner.leader.has_resigned
+            and not self.rules.wipes
+            and len(grant.quorums) == 1
+            and grant.too_few_to_lead(deposed) is None
+        ):
+            raise Violation(f"{grant.leader} leads on, and {sorted(deposed)} have shown a newer grant")
 
     def apply_leader(self, machine, effects):
         for effect in effects:
             if not isinstance(effect, leader.Push):
                 self.note(machine, effect)
+            if isinstance(effect, leader.Contested):
+                owner = machine.owner
+                owner.confirmations.on_newer(*effect, self.now_steps)
+                owner.confirmed.pop(effect.replica, None)
+                stored = self.machines[effect.replica].disk.grant
+                if effect.replica != self.liar and stored is not None and stored.rank > owner.leader.grant.rank:
+                    owner.deposed.setdefault(effect.replica, self.now_steps)
             if isinstance(effect, leader.HighWatermarkMoved):
                 machine.watermark = effect.high_watermark
                 self.commit(machine, effect.high_watermark)

@@ -25,6 +25,10 @@ WORLDS = {
     "disks are lost, of five": Rules(members=5, min_insync=3, machines=5, wipes=0.1),
     "losses are accepted, and the lost come back": Rules(forces=True),
     "losses are accepted, of five": Rules(members=5, min_insync=3, machines=5, forces=True),
+    "a member lies": Rules(lies=0.2),
+    "a member of five lies, and members change": Rules(
+        members=5, min_insync=3, machines=5, lies=0.2, changes_members=True
+    ),
     "page cache, processes die": Rules(flushed_only=False, loses_power=False),
     "members change": Rules(machines=5, changes_members=True),
     "members change from four": Rules(members=4, min_insync=3, machines=5, changes_members=True),
@@ -61,9 +65,15 @@ def test_the_worlds_meet_what_they_are_about():
         "StoreEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUnfencedAside",
         "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
         "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members", "wipe", "admitted",
-        "force", "aside", "settled",
+        "force", "aside", "settled", "lies", "Contested",
     }  # fmt: skip
-    rules = (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"], Rules(forces=True))
+    rules = (
+        Rules(),
+        WORLDS["members change"],
+        WORLDS["disks are lost, one of two"],
+        Rules(forces=True),
+        Rules(lies=0.2),
+    )
     for seed, these in itertools.product(range(30), rules):
         wanted -= {what for what, count in World(seed, these).steps(800).counts.items() if count}
         if not wanted:

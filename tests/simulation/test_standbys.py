@@ -25,6 +25,7 @@ from pushrep.election.candidate import (
 from pushrep.election.candidate import Lead as LeadEffect
 from pushrep.election.follower import StoreGrant
 from pushrep.election.grants import Grant, Member, OfferedGrant, default_min_insync, hold_of, judge_grant
+from pushrep.election.leader import Confirmations
 from pushrep.election.standby import LeaderHealth, Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.wire.error_codes import ErrorCode
 
@@ -37,6 +38,7 @@ class Leads:
 
     def __init__(self, grant, now_ms):
         self.grant, self.health, self.acknowledged_ms = grant, LeaderHealth(TIMES, now_ms), -LEADER_ALIVE_MS
+        self.confirmations = Confirmations(grant, LEADER_ALIVE_MS)
 
 
 class Machine:
@@ -119,11 +121,13 @@ class World:
             if self.offer(leads.grant, machine, other):
                 other.hears(leads.grant, other.now_ms(self))
                 leads.health.on_answer(other.index, now_ms)
+                leads.confirmations.on_own(other.index, now_ms)
                 kept.add(other.index)
             elif other.grant.rank > leads.grant.rank:
-                machine.start()
-                return
-        if leads.health.why_resign(leads.grant, "", now_ms) is not None:
+                leads.confirmations.on_newer(other.index, other.grant.epoch, other.grant.leader, now_ms)
+        if leads.confirmations.newer_grant(now_ms) is not None:
+            machine.start()
+        elif leads.health.why_resign(leads.grant, "", now_ms) is not None:
             for other in self.others(machine):
                 if other.grant == leads.grant:
                     other.hears(leads.grant, other.now_ms(self), is_over=True)
@@ -164,7 +168,13 @@ class World:
         purpose = Purpose.OPEN if is_own else Purpose.PROMOTE_AND_CATCH_UP
         alive_ms = min(LEADER_ALIVE_MS, TIMES.takeover_after_ms) if standby is not None else 0
         candidate = Candidate(
-            machine.index, purpose, self.answer(machine), standby=standby, change=change, leader_alive_ms=alive_ms
+            machine.index,
+            purpose,
+            self.answer(machine),
+            standby=standby,
+            change=change,
+            leader_alive_ms=alive_ms,
+            leads=change is not None,
         )
         todo, granted = deque(candidate.start()), None
         while todo:

@@ -34,6 +34,8 @@ from pushrep.election.grants import EPOCH_LEAP, Grant, Member, next_generation
 from pushrep.election.leader import (
     MARK_EVERY_MS,
     AppendTimes,
+    Confirmations,
+    Contested,
     HighWatermarkMoved,
     Joined,
     Left,
@@ -134,15 +136,73 @@ def test_records_that_retention_took_from_under_a_session_make_it_begin_anew():
 
 
 @pytest.mark.parametrize("shown", [{"grant_epoch": 257, "grant_leader": 1}, {}])
-def test_fenced_ends_every_session_and_the_lead(shown):
+def test_n10_fenced_ends_the_session_and_asks_who_leads(shown):
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
     leader.start_session(2, SessionId(256, 1, 2), ends(4, (0, 0)))
+    leader.stored.add(1)
     effects = leader.on_answer(1, session, sequence, answer(ErrorCode.FENCED_LEADER_EPOCH, 4, **shown))
-    assert isinstance(effects[0], Resigned)
-    assert [e.replica for e in effects[1:]] == [1, 2]
-    assert {e.reason for e in effects[1:]} == {PushSessionEndReason.NEW_LEADER_EPOCH}
+    contested = Contested(1, shown.get("grant_epoch", -1), shown.get("grant_leader", -1))
+    assert effects == [contested, SessionEnded(1, session, PushSessionEndReason.STALE_REPLICA_EPOCH)]
+    assert (leader.stored, leader.has_resigned, leader.sessions[2].is_live) == ({0}, False, True)
+
+
+def test_a_leader_that_resigns_ends_every_session():
+    leader = leading()
+    pushed(leader, ends(4, (0, 0)))
+    leader.start_session(2, SessionId(256, 1, 2), ends(4, (0, 0)))
+    first, *ended = leader.resign(257, 1)
+    assert first == Resigned(257, 1)
+    assert [e.replica for e in ended] == [1, 2]
+    assert {e.reason for e in ended} == {PushSessionEndReason.NEW_LEADER_EPOCH}
     assert not leader.may_append_all
+    assert leader.on_grant_shown(2, 0, 513, 1) == []
+
+
+def confirmations(m=2, members=3):
+    found = Confirmations(grant(m=m, members=members), 3_000)
+    found.on_own(1, 0)
+    found.on_own(2, 0)
+    return found
+
+
+def test_n10_m_members_that_confirm_keep_the_lead_whatever_one_shows():
+    asked = confirmations()
+    assert asked.newer_grant(10_000) is None, "nobody shows another"
+    for now_ms in range(10_000, 60_000, 1_000):
+        asked.on_newer(1, 513, 1, now_ms)
+        asked.on_own(2, now_ms)
+        assert asked.newer_grant(now_ms + 500) is None
+
+
+def test_n10_a_leader_that_too_few_confirm_is_deposed_in_time():
+    """What the others showed before the doubt confirms nothing."""
+    asked = confirmations()
+    asked.on_newer(1, 513, 1, 1_000)
+    assert asked.newer_grant(3_999) is None
+    assert asked.newer_grant(4_000) == (513, 1)
+    asked.on_own(2, 4_500)
+    assert asked.newer_grant(4_500) is None
+    asked.on_newer(2, 514, 2, 4_600)
+    assert asked.newer_grant(7_499) is None
+    assert asked.newer_grant(7_500) == (514, 2)
+
+
+def test_n10_a_member_that_shows_the_leaders_grant_again_ends_the_doubt():
+    asked = confirmations(m=2, members=2)
+    asked.on_newer(1, 513, 1, 1_000)
+    asked.on_own(1, 2_000)
+    assert asked.newer_grant(9_000) is None
+    asked.on_newer(1, 513, 1, 10_000)
+    assert asked.newer_grant(12_999) is None, "the first doubt counts no more"
+
+
+def test_n10_a_leader_that_is_enough_by_itself_leads_on():
+    """With m = 1 nobody leads without a grant that this member stored."""
+    asked = confirmations(m=1)
+    asked.on_newer(1, 513, 1, 1_000)
+    asked.on_newer(2, 513, 1, 1_000)
+    assert asked.newer_grant(60_000) is None
 
 
 FIRST, SECOND = next_generation(0, 5), next_generation(next_generation(0, 5), 1)
@@ -179,12 +239,12 @@ def test_a_higher_generation_ends_the_lead_whatever_its_epoch_and_so_does_a_riva
     assert leader.on_answer(1, session, sequence, told)[0] == Resigned(1, 1, rival)
 
 
-def test_a_newer_grant_in_any_answer_ends_the_lead():
+def test_n10_a_newer_grant_in_any_answer_acknowledges_nothing():
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
     effects = leader.on_answer(1, session, sequence, answer(end=4, grant_epoch=257, grant_leader=1))
-    assert effects[0] == Resigned(257, 1)
-    assert leader.high_watermark == 0
+    assert effects[0] == Contested(1, 257, 1)
+    assert (leader.high_watermark, leader.sessions[1].is_live, leader.has_resigned) == (0, False, False)
 
 
 def test_corrupt_is_sent_once_more_then_ends_the_session():
@@ -209,7 +269,7 @@ def test_every_state_has_an_answer_to_every_outcome():
     assert all(REACTIONS[SessionState.ENDED, outcome].step is Step.IGNORE for outcome in ErrorCode)
     assert MAY_BECOME.keys() == set(SessionState)
     for reaction in REACTIONS.values():
-        assert (reaction.reason is not None) == (reaction.step in {Step.END, Step.RESIGN})
+        assert (reaction.reason is not None) == (reaction.step in {Step.END, Step.CONTEST})
     assert not BEGINS_ANEW & {PushSessionEndReason.NEW_LEADER_EPOCH, PushSessionEndReason.SHUTDOWN}
     assert {PushSessionEndReason.STALE_REPLICA_EPOCH, PushSessionEndReason.LOG_DIVERGED} <= BEGINS_ANEW
 
