@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pushrep.env.checked_json import BadJsonFile, parse_json
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic, ShippingError
 from pushrep.kafka.progress import Skip
 from pushrep.log import CorruptBatch, LogConfig, LogDamaged, LogReader, SegmentLog
 from pushrep.log.config import BATCH_BYTES_LIMIT
 from pushrep.log.directory_files import log_name
-from pushrep.records import BatchHeader, Record, RecordBatch, encode_batch
+from pushrep.records import Record, RecordBatch, encode_batch
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -120,10 +121,10 @@ class ParkingLog:
                 self._parked[number] = self._parked[number]._replace(is_done=True)
 
     def record(self, number: int) -> Record:
-        """The record as it was refused, but for its offset. Raises as reading a log."""
+        """The record as it was refused, but for its offset. Raises CorruptRecordBatch, and as reading a log."""
         (entry,) = self.log.records(number, number + 1)
         assert entry.value is not None, "it is no end of one"
-        return RecordBatch(entry.value, BatchHeader.parse(entry.value)).records()[0]
+        return RecordBatch.check(entry.value).records()[0]
 
     def _append(self, value: bytes | None, fields: dict[str, Any]) -> int:
         self._may_append.wait(_OPENING_S)
@@ -158,11 +159,26 @@ def parked_in(log: "SegmentLog | LogReader") -> dict[int, ParkedRecord]:
     found: dict[int, ParkedRecord] = {}
     places = set()
     for record in _readable(log):
-        fields = json.loads(dict(record.headers)[HEADER] or b"{}")
-        done = fields.get("done")
-        if done in found:
-            found[done] = found[done]._replace(is_done=True)
-        elif done is None and (one := ParkedRecord(**fields)).place not in places:
-            places.add(one.place)
-            found[record.offset] = one._replace(number=record.offset)
+        said = _said_in(record)
+        if said is None:
+            _LOG.error("%s: at offset %d is no entry of a parked record: it is passed over", log.topic, record.offset)
+        elif isinstance(said, int):
+            if said in found:
+                found[said] = found[said]._replace(is_done=True)
+        elif said.place not in places:
+            places.add(said.place)
+            found[record.offset] = said._replace(number=record.offset)
     return found
+
+
+def _said_in(record: Record) -> ParkedRecord | int | None:
+    """What an entry parks, or the number that it ends; None if others wrote it."""
+    try:
+        fields = parse_json(dict(record.headers)[HEADER] or b"")
+        if fields.keys() == {"done", "at_ms"}:
+            return fields["done"] if type(fields["done"]) is int else None
+        one = ParkedRecord(**fields)
+    except (BadJsonFile, KeyError, TypeError, AttributeError):
+        return None
+    whole = record.value is not None and (type(one.partition), type(one.offset), type(one.at_ms)) == (int, int, int)
+    return one if whole and all(isinstance(word, str) for word in (one.topic, one.error, one.message)) else None

@@ -75,3 +75,24 @@ def test_what_is_not_parked(log):
     assert "within an hour" in parking.why_not(refused(AN_HOUR_MAX), 0, now_ms + HOUR_MS - 1)
     assert parking.why_not(refused(AN_HOUR_MAX), 0, now_ms + HOUR_MS) is None
     assert parking.why_not(refused(AN_HOUR_MAX, partition=2), 0, now_ms) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"{", b"[" * 60_000, b"[]", b"{}", b'{"done": [0]}', b'{"topic": 1, "more": 2}', b'{"done": 1e999}', None],
+)
+def test_n8_an_entry_that_says_nothing_is_told_and_passed_over(log, said, caplog):
+    """Whoever writes the directory may have written it: the others are known all the same, and the outbox opens."""
+    parking = parking_of(log)
+    parking.park(record(42), refused(42), 1_000)
+    log.append([b"value"], headers=[[("parked", said)]], timestamps_ms=5)
+    log.append([b"value"], headers=[[("another", said)]], timestamps_ms=5)
+    parking.park(record(43), refused(43), 1_000)
+    assert [one.offset for one in ParkingLog(log).all()] == [42, 43]
+    assert sum("no entry of a parked record" in one for one in caplog.messages) == 2
+
+
+def test_n8_an_entry_has_numbers_and_words_where_they_belong(log):
+    told = {"topic": "orders", "partition": "1", "offset": 42, "error": [], "message": "m", "at_ms": 1}
+    log.append([b"value"], headers=[[("parked", json.dumps(told).encode())]], timestamps_ms=5)
+    assert not ParkingLog(log).all()
