@@ -1,4 +1,4 @@
-"""`python -m benchmarks.flood [--write]`: what a flood of connections costs a service, a node and a console (N4).
+"""`python -m benchmarks.flood [--write] [TARGET ...]`: what a flood of connections costs a service, a node and a console (N4).
 
     server   a process with `ulimit -n 1024`: an outbox that appends and has a health port; a node; a console
     flood    a process that holds up to 2,000 connections of one kind and opens 500 a second, or as many handshakes as
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -299,7 +299,7 @@ def measure(target: str, kind: str, tls: Path | None, seconds: float, root: Path
         return " | ".join((target, "TLS" if tls else "plain", kind, f"{int(opened):,}", made, *waits, *shown))
 
 
-def results(seconds: float, home: Path) -> Iterator[str]:
+def results(targets: Sequence[str], seconds: float, home: Path) -> Iterator[str]:
     """The table's lines."""
     yield (
         "| target | | flood | opened | appends failed | longest append, s | answer, s | from elsewhere, s "
@@ -308,7 +308,7 @@ def results(seconds: float, home: Path) -> Iterator[str]:
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     script = Path(__file__).parents[1] / "examples" / "certificates.sh"
     subprocess.run([script, home / "tls", "127.0.0.1", "owner", "stranger"], check=True, capture_output=True)
-    for target, tls in product(TARGETS, (None, home / "tls")):
+    for target, tls in product(targets or TARGETS, (None, home / "tls")):
         for kind in KINDS if tls is None else (*KINDS, *WITH_TLS):
             place = home / f"{target} {tls is not None} {kind}"
             place.mkdir()
@@ -316,6 +316,7 @@ def results(seconds: float, home: Path) -> Iterator[str]:
 
 
 @click.command(help=__doc__)
+@click.argument("targets", nargs=-1, metavar="[TARGET ...]", type=click.Choice(TARGETS))
 @click.option("--seconds", default=12.0, show_default=True, type=click.FloatRange(1, 60))
 @click.option("--write", is_flag=True, help="Put the table into benchmarks/RESULTS.md, with command and machine.")
 @click.option("--serve", "serve_", type=click.Choice(TARGETS), hidden=True)
@@ -324,6 +325,7 @@ def results(seconds: float, home: Path) -> Iterator[str]:
 @click.option("--root", type=click.Path(path_type=Path), hidden=True)
 @click.option("--tls", type=click.Path(path_type=Path), hidden=True)
 def main(  # noqa: PLR0917 - what its own processes are told
+    targets: Sequence[str],
     seconds: float,
     write: bool,  # noqa: FBT001 - a switch of the command
     serve_: str | None,
@@ -339,7 +341,7 @@ def main(  # noqa: PLR0917 - what its own processes are told
     else:
         lines = []
         with scratch("flood") as home:
-            for line in results(seconds, home):
+            for line in results(targets, seconds, home):
                 print(line, flush=True)
                 lines.append(line)
         if write:

@@ -130,7 +130,7 @@ MUTATIONS = (
     Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=6_000), 6),
     Mutation("an answer comes after the flush", answer_before_the_flush),
     Mutation("an answer comes after the write", answer_before_the_write),
-    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, 33),
+    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, 94),
     Mutation("buffers are given back", keep_what_was_acknowledged),
     Mutation("every receipt is told", forget_who_waits),
 )
