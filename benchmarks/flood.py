@@ -1,4 +1,4 @@
-"""`python -m benchmarks.flood [--write] [TARGET ...]`: what a flood of connections costs a service, a node and a console (N4).
+"""`python -m benchmarks.flood [--write] [TARGET ...]`: what a flood costs a service, a node and a console (N4).
 
     server   a process with `ulimit -n 1024`: an outbox that appends and has a health port; a node; a console
     flood    a process that holds up to 2,000 connections of one kind and opens 500 a second, or as many handshakes as
