@@ -24,18 +24,17 @@ class Liar:
 
     def __init__(self, world, patch):
         self.world, self.lies, self.looks = world, lambda _answer: False, 0
-        whole, newer_grant = NodeCalls._answer, Confirmations.newer_grant
+        whole, newer_grant = NodeCalls.answer, Confirmations.newer_grant
 
         def answer(calls, request, sender):
             found = whole(calls, request, sender)
-            is_liar = calls._address == str(world.nodes[1].address)
-            return self.altered(found) if is_liar and self.lies(found) else found
+            return self.altered(found) if calls is world.nodes[1].calls and self.lies(found) else found
 
         def counted(confirmations, now_ms):
             self.looks += 1
             return newer_grant(confirmations, now_ms)
 
-        patch.setattr(NodeCalls, "_answer", answer)
+        patch.setattr(NodeCalls, "answer", answer)
         patch.setattr(Confirmations, "newer_grant", counted)
         patch.setattr(leading, "LEADER_ALIVE_MS", ALIVE_MS)
         patch.setattr(channel, "BEAT_MS", 50)
@@ -62,9 +61,10 @@ class Liar:
 
 @pytest.fixture
 def liar(world, monkeypatch):
+    made = Liar(world, monkeypatch)
     for index in (1, 2):
         world.node(index)
-    return Liar(world, monkeypatch)
+    return made
 
 
 @pytest.mark.parametrize(
