@@ -156,6 +156,10 @@ def test_a_torn_tail_of_an_unclean_stop_is_no_damage(log):
     assert report.is_whole
     assert report.torn.offset == 21
     assert "header" in report.torn.reason
+    told = report.as_dict()
+    assert (told["is_whole"], told["findings"], told["verified_to"]) == (True, [], 21)
+    assert told["torn"] == report.torn.as_dict()
+    assert (told["torn"]["kind"], told["torn"]["offset"]) == (report.torn.kind.value, 21)
 
 
 def test_bytes_behind_a_clean_end_are_told(log):
