@@ -1,6 +1,4 @@
-"""By spark-submit --py-files, in a Python that does not have pushrep: relay into a topic, apply from there; and a
-program of one's own.
-"""
+"""The jobs by spark-submit --py-files, in a Python that does not have pushrep: relay into a topic, apply from there."""
 
 import json
 import subprocess
@@ -10,9 +8,7 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
 import pushrep
@@ -53,49 +49,39 @@ def bare():
 
 
 @pytest.fixture
-def submit_file(bare_python, tmp_path):
-    """Run a file by spark-submit with the zip `pushrep.zip` in the working directory; its exit code and output."""
-    packages = ("filtering", "partitioner", "pushrep", "spark_jobs")
-    command = [sys.executable, "-m", "zipfile", "-c", tmp_path / "pushrep.zip", *packages]
-    subprocess.run(command, cwd=Path(pushrep.__file__).parents[1], check=True)
+def submit(tool_or_skip, bare_python, tmp_path):
+    """Run a job's file far from its package, by spark-submit with the zip; its events."""
+    tool_or_skip(missing() or missing_jars())
+    module = [sys.executable, "-m"]
+    zip_, packages = tmp_path / "pushrep.zip", ("filtering", "partitioner", "pushrep", "spark_jobs")
+    subprocess.run([*module, "zipfile", "-c", zip_, *packages], cwd=Path(pushrep.__file__).parents[1], check=True)
     started = []
 
-    def run(file, master, *arguments, jars=(), **more):
+    def run(job, master, *arguments):
+        where = [*module, f"spark_jobs.jobs.{job}", "--where"]
+        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
+        (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
         python = {name: str(bare_python) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
         own = {} if master.startswith("local[") else {"SPARK_HOME": str(own_spark_home(tmp_path))}
         process = subprocess.Popen(
             [
                 *(Path(sys.executable).with_name("spark-submit"), "--master", master, "--driver-memory", "1g"),
                 *(part for setting in QUIET for part in ("--conf", setting)),
-                *("--py-files", "pushrep.zip", "--jars", ",".join(map(str, jars)), file, *arguments),
+                *("--py-files", zip_, "--jars", ",".join(map(str, sorted(LIBS.glob("*.jar"))))),
+                *(file, *arguments, "--json", "-"),
             ],
             cwd=tmp_path,
-            env=bare() | python | own | more,
+            env=bare() | python | own,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         started.append(process)
         out, said = process.communicate(timeout=DEADLINE_S)
-        return process.returncode, out, said
+        assert process.returncode == 0, said[-3000:]
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
     yield run
     for process in started:
         kill_session(process)
-
-
-@pytest.fixture
-def submit(tool_or_skip, submit_file, tmp_path):
-    """Run a job's file far from its package, by spark-submit with the zip; its events."""
-    tool_or_skip(missing() or missing_jars())
-
-    def run(job, master, *arguments):
-        where = [sys.executable, "-m", f"spark_jobs.jobs.{job}", "--where"]
-        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
-        (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
-        code, out, said = submit_file(file, master, *arguments, "--json", "-", jars=sorted(LIBS.glob("*.jar")))
-        assert code == 0, said[-3000:]
-        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-
-    return run
 
 
 def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit, tmp_path, torture):
@@ -134,38 +120,3 @@ def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit,
     rows = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(["partition", "value"])
     found = sorted((row["partition"], int(row["value"])) for row in rows.to_pylist())
     assert found == [(partition, n) for partition in range(SOURCES) for n in range(RECORDS)]
-
-
-OPERATOR = """
-import sys
-from pyspark.sql import SparkSession
-from spark_jobs import filter_replays
-
-spark = SparkSession.builder.getOrCreate()
-spark.conf.set(
-    "spark.sql.streaming.stateStore.providerClass",
-    "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-)
-schema = "key binary, value string, topic string, partition int, offset bigint"
-rows = filter_replays(spark.readStream.schema(schema).parquet("log"))
-writer = rows.writeStream.option("checkpointLocation", "checkpoint").trigger(availableNow=True)
-writer.format("parquet").start("table").awaitTermination()
-"""
-
-
-def test_a_program_with_filter_replays_needs_the_zip_in_the_driver_s_path_as_the_page_says(submit_file, tmp_path):
-    """Spark starts a worker on the driver for the operator's state, which gets no --py-files."""
-    (tmp_path / "program.py").write_text(OPERATOR)
-    keys = [StreamMetadata(7, 0, n).pack() for n in (0, 1, 2, 1, 2, 3)]
-    columns = {"key": keys, "value": [str(n) for n in range(6)], "topic": ["t"] * 6, "partition": [0] * 6}
-    (tmp_path / "log").mkdir()
-    kinds = {"partition": pa.int32()}
-    arrays = {name: pa.array(cells, kinds.get(name)) for name, cells in columns.items()}
-    pq.write_table(pa.table(arrays | {"offset": pa.array(range(6), pa.int64())}), tmp_path / "log" / "0.parquet")
-    code, _, said = submit_file(tmp_path / "program.py", "local[2]")
-    assert code != 0
-    assert "No module named 'spark_jobs'" in said, said[-3000:]
-    code, _, said = submit_file(tmp_path / "program.py", "local[2]", PYTHONPATH="pushrep.zip")
-    assert code == 0, said[-3000:]
-    values = ds.dataset(tmp_path / "table", format="parquet").to_table(["value"]).column("value").to_pylist()
-    assert sorted(values) == ["0", "1", "2", "5"]
