@@ -6,8 +6,9 @@ Formats: table; json, an object a line; raw, the value and a newline.
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import takewhile
@@ -20,7 +21,9 @@ from pushrep.cli.common import show_json, show_table, whole_step
 from pushrep.cli.options import named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
+from pushrep.env.network import Address
 from pushrep.log.directory_files import is_log_name, log_at, parse_shown_name, shown_name
+from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,
@@ -285,7 +288,7 @@ def _is_offset(text: str | None) -> bool:
 
 @click.group()
 def recording() -> None:
-    """List, extend, truncate, purge and delete the logs that a node keeps."""
+    """List, copy, extend, truncate, purge and delete the logs that a node keeps."""
 
 
 @recording.command("list", short_help="List the recordings of a node.")
@@ -402,6 +405,70 @@ def delete(client: ReplayClient, one: int | str, name: str, *, force: bool, outb
     return f"{name} is deleted, {freed:,} bytes were freed"
 
 
+@recording.command(short_help="Copy a recording of another node.")
+@click.argument("source", metavar="ADDRESS")
+@click.argument("name", metavar="LOG|ID")
+@click.option(
+    "--to",
+    "data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The directory of the node that gets the copy. If no node runs there, this command is one while it copies.",
+)
+@click.option("--follow", is_flag=True, help="Copy also what comes later, until --stop.")
+@click.option("--until", type=click.IntRange(0), help="Copy no batch that ends above this offset.")
+@click.option("--into", type=click.IntRange(1), help="The id that the copy has at the node, to be sure.")
+@click.option("--stop", is_flag=True, help="End the copy; what was copied stays.")
+@tls_options
+def replicate(  # noqa: PLR0913, PLR0917 - one parameter an option
+    source: str, name: str, data: Path, follow: bool, until: int | None, into: int | None, stop: bool,  # noqa: FBT001
+    tls: MutualTls | None,
+) -> None:  # fmt: skip
+    """Copy the recording LOG of the node at ADDRESS into the node in the directory --to, batch for batch as it is.
+
+    \b
+      pushrep recording replicate node-1:7400 orders-0 --to copies             what is there now
+      pushrep recording replicate node-1:7400 orders-0 --to copies --follow    as it grows
+      pushrep recording replicate node-1:7400 orders-0 --to copies --stop
+
+    It goes on where the copy ends. Exit code 1 if the source has another history there (TRUNCATED), or if a leader
+    writes the copy. A running node uses its own certificate.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    with client_of(source, tls) as client:
+        found = [one for one in client.recordings() if recording_of(name) in {one.recording_id, one.name}]
+    if len(found) != 1 or found[0].recording_id is None:
+        raise click.ClickException(f"{source} has {len(found)} recordings {name}: pushrep recording list {source}")
+    from pushrep.outbox.directory_handover import HandoverSocket  # noqa: PLC0415 - a replay alone needs no node
+    from pushrep.replicate.node_settings import NodeSettings  # noqa: PLC0415
+    from pushrep.replicate.replica_node import ReplicaNode  # noqa: PLC0415
+
+    asked = {"address": source, "recording_id": found[0].recording_id, "follows": follow, "until": until, "into": into}
+    is_away = follow
+    with ExitStack() as held:
+        try:
+            state = ask(data, "replicate", asked)
+        except NobodyAnswers:
+            is_away = False
+            node = held.enter_context(ReplicaNode(data, NodeSettings(address=Address("127.0.0.1", 0))))
+            node.copies.access = partial(NodeAccess, tls=tls)
+            held.enter_context(HandoverSocket(node))
+            state = ask(data, "replicate", asked)
+        number = {"recording_id": state["recording_id"]}
+        if stop:
+            state = ask(data, "end-copy", number)
+        pause = threading.Event()
+        while state["end"] is None and not is_away:
+            pause.wait(_LOOK_EVERY_S)
+            state = ask(data, "copy", number)
+    ended = f", {state['end']} {state['why']}".rstrip() if state["end"] else ", and goes on"
+    say(f"{state['name']} is copied up to offset {state['position']}{ended}")
+    if state["end"] not in {None, "LIMIT_REACHED", "STOPPED"}:
+        click.get_current_context().exit(1)
+
+
+_LOOK_EVERY_S = 0.2
+
+
 def _row(one: RecordingInfo) -> tuple[str, ...]:
     recording_id = "" if one.recording_id is None else str(one.recording_id)
     ends = (shown_count(one.start_offset), shown_count(one.stable_offset))
@@ -425,4 +492,5 @@ def _as_dict(one: RecordingInfo) -> dict[str, object]:
         "state": one.state.name,
         "damaged_from": one.damaged_from,
         "invalid": one.invalid or None,
+        "origin": one.origin or None,
     }

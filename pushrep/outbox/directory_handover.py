@@ -55,6 +55,7 @@ from pushrep.log.errors import LogLocked
 from pushrep.outbox.control import CallRefused, Calls, ControlPeer, ControlServer, ask_over, connect_to
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
+from pushrep.replay.catalogue import Origin
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_store import LastContact, StandbyContact
 from pushrep.replicate.replica_node import ReplicaNode
@@ -83,7 +84,15 @@ class HandoverSocket(ControlServer):
             "contact": self._contact,
             "stop-replay": partial(self._stop, peer),
             "hand-over": partial(self._hand_over, peer),
+            "replicate": self._replicate,
+            "copy": lambda given: self._node.copies.state(_recording_id(given))._asdict(),
+            "end-copy": lambda given: self._node.copies.end(_recording_id(given))._asdict(),
         }
+
+    def _replicate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given = dict(arguments)
+        into = given.pop("into", None)
+        return self._node.copies.replicate(Origin(**given), into=into)._asdict()
 
     def _hand_over(self, peer: ControlPeer, arguments: Mapping[str, Any]) -> LastContact:
         outbox_id = _outbox_id(arguments)
@@ -108,6 +117,10 @@ class HandoverSocket(ControlServer):
         if arguments.get("is_fit"):
             kept.note_standby()
         return kept.standby_contact
+
+
+def _recording_id(arguments: Mapping[str, Any]) -> int:
+    return whole_number("recording_id", arguments.get("recording_id"))
 
 
 def _outbox_id(arguments: Mapping[str, Any]) -> UUID:

@@ -3,7 +3,7 @@
     <directory>/.pushrep_recordings
         {"version": 1, "recordings": [{"id": 3, "outbox": uuid, "topic": "orders", "topic_id": uuid, "partition": 0,
                                        "start": 0, "created_ms": 1700000000000, "state": "DELETED",
-                                       "is_removing": true}, ...], "crc32c": n}
+                                       "is_removing": true, "origin": null}, ...], "crc32c": n}
 
 is_removing: a deletion was requested, and the files may not all be gone. Deleted ones stay in the file, so the next id
 is one above the last. The file is replaced whole (env/checked_json.py) before an id is returned. A damaged one is
@@ -12,7 +12,7 @@ refused: a new one would give an id to another recording. For the process that h
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -30,9 +30,25 @@ _BYTES_MAX = 1 << 30
 _NO_OUTBOX = UUID(int=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The recording of another node that a recording is a copy of. follows: also what comes later; until: no batch that
+    ends above this offset. is_done: the copy ended; else it goes on when its node starts.
+    """
+
+    address: str
+    recording_id: int
+    follows: bool = False
+    until: int | None = None
+    is_done: bool = False
+
+    def __str__(self) -> str:
+        return f"recording {self.recording_id} of {self.address}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """One recording."""
+    """One recording. origin: what it is a copy of."""
 
     recording_id: int
     tp: TopicIdPartition
@@ -42,6 +58,7 @@ class CatalogueEntry:
     state: RecordingState = RecordingState.VALID
     is_removing: bool = False
     """It was deleted by request, and its files may not all be gone."""
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +96,10 @@ class Catalogue:
             return self._entries[recording_id]
         except KeyError:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}") from None
+
+    def originates(self, recording_id: int, origin: Origin) -> None:
+        """It is a copy of `origin`. Raises ReplayRefused, OSError."""
+        self._store({recording_id: replace(self.get(recording_id), origin=origin)})
 
     def deleted(self, recording_id: int) -> None:
         """Mark it as deleted, before a file is removed; the id is never given again."""
@@ -152,6 +173,7 @@ def _fields(entry: CatalogueEntry) -> dict[str, Any]:
         "created_ms": entry.created_ms,
         "state": entry.state.name,
         "is_removing": entry.is_removing,
+        "origin": None if entry.origin is None else asdict(entry.origin),
     }
 
 
@@ -164,4 +186,5 @@ def _entry(fields: Mapping[str, Any]) -> CatalogueEntry:
         outbox_id=UUID(fields["outbox"]),
         state=RecordingState[fields["state"]],
         is_removing=bool(fields["is_removing"]),
+        origin=None if fields["origin"] is None else Origin(**fields["origin"]),
     )

@@ -152,8 +152,8 @@ class RecordingInfo:
     Offsets [start_offset, end_offset) were written; those below `stable_offset` are never cut off. A log that is
     INVALID can't be opened, or lacks its first file, as `invalid` says. A node shows no offset above the stable one
     while the log is live. damaged_from: the first offset that was on disk and can't be read; None: no damage is known.
-    outbox_id: None if it is unknown. partition: with worker slots, a number among all slots
-    (pushrep.log.directory_files).
+    origin: the recording of another node that it is a copy of. outbox_id: None if it is unknown. partition: with worker
+    slots, a number among all slots (pushrep.log.directory_files).
     """
 
     recording_id: int | None
@@ -168,6 +168,7 @@ class RecordingInfo:
     outbox_id: UUID | None = None
     damaged_from: int | None = None
     invalid: str = ""
+    origin: str = ""
 
     @property
     def name(self) -> str:

@@ -639,4 +639,5 @@ def _info(one: wire.Recording) -> RecordingInfo:
         outbox_id=one.outbox_id,
         damaged_from=one.damaged_from if one.damaged_from >= 0 else None,
         invalid=one.invalid,
+        origin=one.origin,
     )

@@ -97,6 +97,8 @@ class Recordings:
         """How many sessions a recording has; the replay server's, as the next one."""
         self.notify_sessions: Callable[[KeptRecording, Event], int] = lambda _recording, _event: 0
         """Gives all of them an event; returns how many it ended."""
+        self.is_copied: Callable[[int], bool] = lambda _recording_id: False
+        """Whether it is being copied from another node."""
         self._opened: Catalogue | None = None
         self._extended: set[int] = set()
 
@@ -146,7 +148,7 @@ class Recordings:
 
     def is_live(self, recording: KeptRecording) -> bool:
         """Whether it has a writer."""
-        if recording.entry.recording_id in self._extended:
+        if recording.entry.recording_id in self._extended or self.is_copied(recording.entry.recording_id):
             return True
         session = _session_of(recording)
         return self.is_member(recording) if session == NO_SESSION else not session.is_over
@@ -345,6 +347,7 @@ class Recordings:
             state=state,
             damaged_from=-1 if damaged_from is None else damaged_from,
             invalid=invalid,
+            origin="" if entry.origin is None else str(entry.origin),
         )
 
     def _why_invalid(self, recording: KeptRecording, source: NodeSource, facts: LogOffsets) -> str:

@@ -30,7 +30,7 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
@@ -570,6 +570,10 @@ class ReplayServer:
         """Do what waits for the disk (open logs, look up times, cut, delete) in the worker's thread, in order."""
         with suppress(RuntimeError):  # the node stops
             self._disk.submit(_logged, job)
+
+    def on_worker(self, call: Callable[[], Any]) -> Any:
+        """The result of a call in the worker's thread; waits for it. Raises RuntimeError once the node stops."""
+        return self._disk.submit(call).result()
 
     def ready(self, served: ServedSession) -> None:
         """Give this session a turn."""

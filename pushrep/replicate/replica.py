@@ -34,7 +34,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.log.errors import RepairRefused, is_shortage
 from pushrep.log.segment_repair import SegmentRepair
-from pushrep.records import RecordBatch
+from pushrep.records import BatchHeader, RecordBatch
 from pushrep.replicate.election_state import ElectionStateStore
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -259,6 +259,27 @@ class ReplicaLog:
                     repair.close()
             _LOG.warning("%s: the segment %d was damaged, and is repaired by its leader", self.tp, base_offset)
             return None
+
+    def copy(self, batches: Sequence[RecordBatch], begins: BatchHeader | None, is_led: Callable[[], bool]) -> bool:
+        """Append batches of another node's recording; False, and nothing changed, if a leader has the log now.
+
+        begins: the first one's header, if the log begins with it, above offset 0. Raises OSError, PushrepError.
+        """
+        with self.lock:
+            if self.failure is not None:
+                raise PushrepError(f"{self.tp} is closed: {self.failure}")
+            if is_led():
+                return False
+            if begins is not None:
+                self.log.begin_anew(begins.base_offset, begins.leader_epoch)
+            self.log.append_as_is(batches)
+            return True
+
+    def show_copied(self) -> None:
+        """Bring what was copied to disk, and show it to readers. Raises LogPoisoned."""
+        self.log.flush()
+        self.log.advance_high_watermark(self.log.log_end_offset)
+        self._news(self.tp)
 
     def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
         """Stop following, if its session allows it; no request runs that could change that."""

@@ -22,8 +22,10 @@ from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, File
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.directory_files import OUTBOX_FILE_NAME
 from pushrep.log.inspection import is_log
+from pushrep.replay.node_connection import NodeAccess
 from pushrep.replicate.access import Access, Kept, audit
-from pushrep.replicate.certificates import Reloading
+from pushrep.replicate.certificates import Reloading, mutual_tls
+from pushrep.replicate.copying import RecordingCopies
 from pushrep.replicate.errors import CantListen
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_connections import Connections
@@ -93,6 +95,8 @@ class ReplicaNode:
         )
         """The replays of its logs that it serves."""
         self.replay_server.dispatch = ReplayCalls(self.replay_server).dispatch
+        self.copies = RecordingCopies(self.replay_server.recordings, self.replay_server.on_worker, self._access_others)
+        """The recordings of other nodes that it copies."""
         self.store.on_change = self.replay_server.changed
         self.calls = NodeCalls(self.store, self.address, self.access, lambda: self.status().as_answer())
         self.connections = Connections(
@@ -107,8 +111,13 @@ class ReplicaNode:
         if not settings.address.is_loopback and settings.certificates is None:
             _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
         self.connections.start()
+        self.replay_server.on_disk(self.copies.resume)
         if files:
             self.reloading.start()
+
+    def _access_others(self) -> NodeAccess:
+        files = self._settings.certificates
+        return NodeAccess(tls=None if files is None else mutual_tls(**files._asdict()))
 
     def reload(self) -> None:
         """Read certificates and allow list again. Connections go on; replays without a right are ended.
@@ -198,6 +207,7 @@ class ReplicaNode:
             return
         self._is_stopped = True
         self.reloading.stop()
+        self.copies.close()
         self.replay_server.stop()
         self.connections.stop()
         self.store.close()

@@ -174,7 +174,7 @@ class DescribeRecordingsRequest(Struct):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording(Struct):
     """One entry of the catalogue. `stop_offset`: -1 while it is written. `damaged_from`: -1 without known damage.
-    `invalid`: why it is INVALID.
+    `invalid`: why it is INVALID. `origin`: the recording of another node that it is a copy of.
     """
 
     recording_id: Counter
@@ -187,6 +187,7 @@ class Recording(Struct):
     state: RecordingState
     damaged_from: OffsetOrNone = -1
     invalid: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
