@@ -174,6 +174,7 @@ def rounds(world, seed, steps):
     source = world.node(directory=f"source-{seed}")
     leader = world.leader(source).fill(20)
     link = Proxy()
+    world.opened.callback(link.close)
     link.port = source.address.port
     target = started(world.node(directory=f"target-{seed}", filesystem=disk))
     origin = Origin(link.address, 1, follows=True)
