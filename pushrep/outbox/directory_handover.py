@@ -55,7 +55,7 @@ from pushrep.log.errors import LogLocked
 from pushrep.outbox.control import CallRefused, Calls, ControlPeer, ControlServer, ask_over, connect_to
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import read_identity
-from pushrep.replay.catalogue import Origin
+from pushrep.replay.catalogue import CopyOrigin
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_store import LastContact, StandbyContact
 from pushrep.replicate.replica_node import ReplicaNode
@@ -92,7 +92,7 @@ class HandoverSocket(ControlServer):
     def _replicate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         given = dict(arguments)
         into = given.pop("into", None)
-        return self._node.copies.replicate(Origin(**given), into=into)._asdict()
+        return self._node.copies.replicate(CopyOrigin(**given), into=into)._asdict()
 
     def _hand_over(self, peer: ControlPeer, arguments: Mapping[str, Any]) -> LastContact:
         outbox_id = _outbox_id(arguments)

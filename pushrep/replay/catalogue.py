@@ -31,7 +31,7 @@ _NO_OUTBOX = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CopyOrigin:
     """The recording of another node that a recording is a copy of. follows: also what comes later; until: no batch that
     ends above this offset. is_done: the copy ended; else it goes on when its node starts.
     """
@@ -58,7 +58,7 @@ class CatalogueEntry:
     state: RecordingState = RecordingState.VALID
     is_removing: bool = False
     """It was deleted by request, and its files may not all be gone."""
-    origin: Origin | None = None
+    origin: CopyOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Catalogue:
         except KeyError:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}") from None
 
-    def originates(self, recording_id: int, origin: Origin) -> None:
+    def originates(self, recording_id: int, origin: CopyOrigin) -> None:
         """It is a copy of `origin`. Raises ReplayRefused, OSError."""
         self._store({recording_id: replace(self.get(recording_id), origin=origin)})
 
@@ -186,5 +186,5 @@ def _entry(fields: Mapping[str, Any]) -> CatalogueEntry:
         outbox_id=UUID(fields["outbox"]),
         state=RecordingState[fields["state"]],
         is_removing=bool(fields["is_removing"]),
-        origin=None if fields["origin"] is None else Origin(**fields["origin"]),
+        origin=None if fields["origin"] is None else CopyOrigin(**fields["origin"]),
     )

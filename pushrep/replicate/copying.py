@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from filtering.closing import ClosedAtExit
 from filtering.retry import Backoff
 from pushrep.errors import PushrepError
-from pushrep.replay.catalogue import CATALOGUE_NAME, Origin
+from pushrep.replay.catalogue import CATALOGUE_NAME, CopyOrigin
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.node_connection import NodeAccess
 from pushrep.replay.plan import FOLLOW, TO_END, RecordingInfo, ReplayRefused, ReplayRequest
@@ -68,7 +68,7 @@ class CopyState(NamedTuple):
 class _Copy:
     """One copy. `state` is replaced whole."""
 
-    def __init__(self, recording: KeptRecording, origin: Origin, position: int) -> None:
+    def __init__(self, recording: KeptRecording, origin: CopyOrigin, position: int) -> None:
         self.recording, self.origin, self.stopped = recording, origin, threading.Event()
         self.state = CopyState(recording.entry.recording_id, str(recording.entry.tp), position, position, None, "")
         self.replay: Replay | None = None
@@ -100,7 +100,7 @@ class RecordingCopies(ClosedAtExit):
                 if not self._closing:
                     self._start(KeptRecording(entry, store.outbox(entry.outbox_id)))
 
-    def replicate(self, origin: Origin, *, into: int | None = None) -> CopyState:
+    def replicate(self, origin: CopyOrigin, *, into: int | None = None) -> CopyState:
         """Begin to copy, or go on, or do nothing if it runs; the state. into: the id that the copy has here.
 
         Raises ReplayRefused, NodeUnreachable for a source that does not answer now.
@@ -272,7 +272,7 @@ def _described(client: ReplayClient, recording_id: int) -> RecordingInfo:
     return found[0]
 
 
-def _why_refused(client: ReplayClient, origin: Origin, refused: ReplayRefused, at: int) -> tuple[str, str]:
+def _why_refused(client: ReplayClient, origin: CopyOrigin, refused: ReplayRefused, at: int) -> tuple[str, str]:
     """The end for a source that can't be replayed from `at` on; of one that was not cut, its end may only be late."""
     if is_at_end(refused, at):
         return ("", "") if origin.follows else ("LIMIT_REACHED", "")

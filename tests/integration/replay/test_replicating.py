@@ -11,7 +11,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import NodeAccess, ReplayRefused
-from pushrep.replay.catalogue import Origin
+from pushrep.replay.catalogue import CopyOrigin
 from pushrep.wire.error_codes import ErrorCode
 from tests.crash.test_failover_kill import Proxy
 from tests.integration.replay.conftest import open_log, until
@@ -44,7 +44,7 @@ def copied(node, origin, **more):
 
 def test_a_stopped_recording_is_copied_as_it_is_and_again_from_where_the_copy_ends(world, node, leader, client, target):
     leader.stop()
-    origin = Origin(str(node.address), 1)
+    origin = CopyOrigin(str(node.address), 1)
     state = copied(target, origin)
     assert (state.end, state.position, state.name) == ("LIMIT_REACHED", 100, "orders-0")
     assert held(target, leader) == held(node, leader)
@@ -60,13 +60,13 @@ def test_a_stopped_recording_is_copied_as_it_is_and_again_from_where_the_copy_en
     with pytest.raises(ReplayRefused, match="is recording 1 here, not 7"):
         target.copies.replicate(origin, into=7)
     with pytest.raises(ReplayRefused, match="no recording 9"):
-        target.copies.replicate(Origin(str(node.address), 9))
+        target.copies.replicate(CopyOrigin(str(node.address), 9))
 
 
 def test_until_an_offset_no_batch_goes_above_it_and_the_next_call_goes_on(node, leader, target):
-    assert copied(target, Origin(str(node.address), 1, until=50)).position == 49
+    assert copied(target, CopyOrigin(str(node.address), 1, until=50)).position == 49
     assert held(target, leader)[0] == 49
-    assert copied(target, Origin(str(node.address), 1)).position == 100
+    assert copied(target, CopyOrigin(str(node.address), 1)).position == 100
     assert held(target, leader) == held(node, leader)
 
 
@@ -74,13 +74,13 @@ def test_a_recording_that_begins_above_0_is_copied_from_there(world, node, leade
     leader.stop()
     start = client.purge(1, 100)
     assert start > 0
-    assert copied(target, Origin(str(node.address), 1)).end == "LIMIT_REACHED"
+    assert copied(target, CopyOrigin(str(node.address), 1)).end == "LIMIT_REACHED"
     assert world.client(target).recordings()[0].start_offset == start
     assert held(target, leader) == held(node, leader)
 
 
 def test_a_live_one_is_followed_through_restarts_of_both_until_it_is_stopped(world, node, leader, target):
-    state = target.copies.replicate(Origin(str(node.address), 1, follows=True))
+    state = target.copies.replicate(CopyOrigin(str(node.address), 1, follows=True))
     until(lambda: held(target, leader)[0] == 100)
     assert world.client(target).recordings()[0].is_live
     target = started(world.again(target, directory="target"))
@@ -99,7 +99,7 @@ def test_a_live_one_is_followed_through_restarts_of_both_until_it_is_stopped(wor
 
 def test_a_source_with_another_history_ends_the_copy_and_changes_nothing_of_it(world, node, leader, client, target):
     leader.stop()
-    origin = Origin(str(node.address), 1)
+    origin = CopyOrigin(str(node.address), 1)
     assert copied(target, origin).position == 100
     before = held(target, leader)
     client.truncate(1, 50)
@@ -115,7 +115,7 @@ def test_a_source_with_another_history_ends_the_copy_and_changes_nothing_of_it(w
 
 @pytest.mark.parametrize("by", ["session", "grant"])
 def test_a_leader_that_pushes_to_the_copy_goes_on_from_its_end_and_the_copy_is_over(world, node, leader, target, by):
-    state = target.copies.replicate(Origin(str(node.address), 1, follows=True))
+    state = target.copies.replicate(CopyOrigin(str(node.address), 1, follows=True))
     until(lambda: held(target, leader)[0] == 100)
     pushing = world.leader(target, leader.tp, outbox=leader.outbox)
     if by == "grant":
@@ -126,11 +126,11 @@ def test_a_leader_that_pushes_to_the_copy_goes_on_from_its_end_and_the_copy_is_o
     assert until(lambda: target.copies.state(state.recording_id).end) == "LED"
     assert held(target, leader) == held(node, leader)
     with pytest.raises(ReplayRefused, match="leader's to write here"):
-        target.copies.replicate(Origin(str(node.address), 1))
+        target.copies.replicate(CopyOrigin(str(node.address), 1))
 
 
 def test_a_copy_that_is_deleted_here_is_over(world, node, leader, target):
-    state = target.copies.replicate(Origin(str(node.address), 1, follows=True))
+    state = target.copies.replicate(CopyOrigin(str(node.address), 1, follows=True))
     until(lambda: held(target, leader)[0] == 100)
     there = world.client(target)
     with pytest.raises(ReplayRefused) as live:
@@ -177,7 +177,7 @@ def rounds(world, seed, steps):
     world.opened.callback(link.close)
     link.port = source.address.port
     target = started(world.node(directory=f"target-{seed}", filesystem=disk))
-    origin = Origin(link.address, 1, follows=True)
+    origin = CopyOrigin(link.address, 1, follows=True)
     is_cut = False
     world.client(source).recordings()
     target.copies.replicate(origin)
