@@ -60,6 +60,7 @@ IMPORTED_INSIDE = {
     "spark_jobs.__getattr__": "as above",
     "pushrep.cli.outbox.rebase_command": "a command begins",
     "pushrep.cli.outbox.create": "a command begins",
+    "pushrep.cli.replay.replicate": "a command begins",
     "pushrep.health.HealthServer.__init__": "an extra, loaded by the server's start",
     "pushrep.outbox.member_changes._metrics": "the health server, which all workers have, has loaded it",
     "pushrep.outbox.opening.open_all": "an outbox opens; what takes over has loaded it",
