@@ -62,7 +62,7 @@ REQUIRED: Mapping[str, tuple[object, frozenset[object]]] = {
     "enable.gapless.guarantee": (True, frozenset({True, "true", "True"})),
     "message.timeout.ms": (0, frozenset({0, "0"})),
     "max.in.flight.requests.per.connection": (1, frozenset({1, "1"})),
-    "queuing.strategy": ("fifo", frozenset({"fifo"})),
+    "queuing.strategy": ("fifo", frozenset({"fifo"})),  # its default, which librdkafka warns of where it is set
     "delivery.report.only.error": (False, frozenset({False, "false", "False"})),
 }
 _ALIASES = {
@@ -130,7 +130,21 @@ def with_required_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         if needed is not None and value not in needed[1]:
             raise BadPartitionerSetting(name, value, f"{needed[0]} in this producer{_LEAVE_OUT}")
     kept = {name: value for name, value in config.items() if name not in _ALIASES}
-    return {**kept, **{name: value for name, (value, _) in REQUIRED.items()}}
+    required = {name: value for name, (value, _) in REQUIRED.items() if name != "queuing.strategy"}
+    kept.pop("queuing.strategy", None)
+    return {**kept, **required, "logger": _WithoutExpectedWarning(config.get("logger", _LOG))}
+
+
+class _WithoutExpectedWarning:
+    """The user's logger, or ours, for what librdkafka logs, except that a setting which we need is experimental."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log(self, level: int, message: str, *values: object) -> None:
+        """As a Logger's."""
+        if not (values and values[0] == "CONFWARN" and "enable.gapless.guarantee" in str(values)):
+            self._logger.log(level, message, *values)
 
 
 class _Pending(NamedTuple):

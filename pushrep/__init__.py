@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pushrep.importing import refuse_hidden
+from pushrep.importing import installed_version, refuse_hidden
 
 if TYPE_CHECKING:
+    __version__: str
+    """Of the installed distribution."""
     from pushrep.election.messages import PushSessionEndReason
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.kafka import KafkaDestination
@@ -82,6 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return installed_version()
     if name not in _HOME:
         near = get_close_matches(name, _HOME, 1)
         hint = f". Did you mean: {near[0]!r}?" if near else ""

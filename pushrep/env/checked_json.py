@@ -13,8 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import google_crc32c
-
+from pushrep.crc32c import crc32c_value
 from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
 _DEPTH_MAX = 64
@@ -98,7 +97,7 @@ def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, 
 def crc_of_fields(fields: Mapping[str, Any]) -> int:
     """CRC-32C of the fields as compact JSON in ASCII with sorted keys."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return int(google_crc32c.value(text.encode()))
+    return int(crc32c_value(text.encode()))
 
 
 class JournalLine(NamedTuple):
@@ -123,7 +122,7 @@ class JournalScan(NamedTuple):
 def journal_line(value: Any) -> bytes:
     """One line of a journal."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (google_crc32c.value(text), text)
+    return b"%08x %s\n" % (crc32c_value(text), text)
 
 
 def scan_journal(data: bytes) -> JournalScan:
@@ -142,4 +141,4 @@ def scan_journal(data: bytes) -> JournalScan:
 
 
 def _is_whole(text: bytes) -> bool:
-    return len(text) >= 9 and text[8:9] == b" " and text[:8] == b"%08x" % google_crc32c.value(text[9:])
+    return len(text) >= 9 and text[8:9] == b" " and text[:8] == b"%08x" % crc32c_value(text[9:])

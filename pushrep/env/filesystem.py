@@ -50,7 +50,6 @@ syncs and writes through a mapping, nor what was written.
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import re
@@ -62,7 +61,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast
+
+from pushrep.errors import PushrepError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # no Linux: see REAL_FILESYSTEM
+    fcntl = None  # type: ignore[assignment]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _GET_VERSION = 0x80087601  # _IOR('v', 1, long); the kernel fills in 4 bytes
@@ -888,4 +894,14 @@ def file_size(filesystem: Filesystem, path: Path) -> int | None:
         return None
 
 
-REAL_FILESYSTEM: Filesystem = RealFilesystem()
+class _NeedsLinux:
+    """Stands for the filesystem where it can't be: everything that needs no log can be imported there and works."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise PushrepError(
+            f"a log is kept on Linux only, this is {sys.platform}: filter, partitioner and pushrep.testing work here"
+        )
+
+
+_HAS_LINUX = fcntl is not None and hasattr(os, "posix_fallocate") and hasattr(os, "fdatasync")
+REAL_FILESYSTEM: Filesystem = RealFilesystem() if _HAS_LINUX else cast("Filesystem", _NeedsLinux())

@@ -97,9 +97,8 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
 
-import google_crc32c
-
 from filtering.errors import PARTITION_BITS, SLOT_BIT, shown_partition
+from pushrep.crc32c import crc32c_value
 from pushrep.env import (
     REAL_FILESYSTEM,
     SYSTEM_CLOCK,
@@ -317,7 +316,7 @@ def _checkpoint_entry(line: str) -> tuple[str, int]:
 
 
 def _checkpoint_crc(body: bytes) -> bytes:
-    return b"%s 0 %d\n" % (CRC_TOPIC.encode("ascii"), google_crc32c.value(body))
+    return b"%s 0 %d\n" % (CRC_TOPIC.encode("ascii"), crc32c_value(body))
 
 
 CLEAN_MARKER_NAME = ".pushrep_cleanshutdown"
@@ -388,7 +387,7 @@ def _marker_entry(line: str) -> tuple[str, CleanLog]:
 
 
 def _marker_crc(body: bytes) -> bytes:
-    return b"%s %d\n" % (CRC_TOPIC.encode("ascii"), google_crc32c.value(body))
+    return b"%s %d\n" % (CRC_TOPIC.encode("ascii"), crc32c_value(body))
 
 
 LEADER_EPOCHS_NAME = "leader-epoch-checkpoint"
@@ -422,7 +421,7 @@ def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESY
     """The log's list; None if it is absent or bad (logged as a warning): then the batches' headers are scanned."""
 
     def decode_known(data: bytes) -> LeaderEpochs:
-        if google_crc32c.value(data) not in _known_crcs(log_directory, filesystem):
+        if crc32c_value(data) not in _known_crcs(log_directory, filesystem):
             raise BadLogFile(f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}")
         return decode_leader_epochs(data)
 
@@ -461,7 +460,7 @@ def epochs_files(epochs: LeaderEpochs, crc_before: int | None = None) -> tuple[t
     crc_before: of the list that stands; None if there is none that counts.
     """
     data = encode_leader_epochs(epochs)
-    crc = google_crc32c.value(data)
+    crc = crc32c_value(data)
     before = crc if crc_before is None else crc_before
     return (LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, before)), (LEADER_EPOCHS_NAME, data)
 
@@ -472,7 +471,7 @@ def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
         data = read_bounded(log_directory / LEADER_EPOCHS_NAME, filesystem)
     except BadLogFile:
         return -1
-    return int(google_crc32c.value(data)) if data is not None else -1
+    return int(crc32c_value(data)) if data is not None else -1
 
 
 def _known_crcs(log_directory: Path, filesystem: Filesystem) -> frozenset[int]:
@@ -493,7 +492,7 @@ def encode_partition_metadata(topic_id: UUID) -> bytes:
     if topic_id.int == 0:
         raise ValueError("the zero uuid is no topic id")
     body = b"version: 0\ntopic_id: %s\n" % base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=")
-    return body + b"crc32c: %08x\n" % google_crc32c.value(body)
+    return body + b"crc32c: %08x\n" % crc32c_value(body)
 
 
 def decode_partition_metadata(data: bytes) -> UUID:
@@ -501,7 +500,7 @@ def decode_partition_metadata(data: bytes) -> UUID:
     match = _FORM.fullmatch(data)
     if match is None:
         raise ValueError("not the lines version, topic_id and crc32c")
-    if match[2] is not None and int(match[2], 16) != google_crc32c.value(data[: match.end(1) + 1]):
+    if match[2] is not None and int(match[2], 16) != crc32c_value(data[: match.end(1) + 1]):
         raise ValueError("its CRC does not match")
     try:
         topic_id = UUID(bytes=base64.urlsafe_b64decode(match[1] + b"=="))

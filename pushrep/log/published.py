@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-import google_crc32c
-
+from pushrep.crc32c import crc32c_value
 from pushrep.env import REAL_FILESYSTEM, Filesystem, file_size
 
 PUBLISHED_NAME = ".pushrep_published"
@@ -140,7 +139,7 @@ class PublishedEntry:
         start, end, flushed, high_watermark, _ = ends
         body = _BODY.pack(sequence, end, flushed, high_watermark, start, leader_epoch, self._pid, self._boot_id)
         at = self._slots[sequence & 1]
-        self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(google_crc32c.value(body))
+        self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(crc32c_value(body))
 
     def state(self) -> PublishedState | None:
         """The published state, perhaps an earlier process's since this machine started; None if none is valid."""
@@ -167,14 +166,14 @@ class PublishedEntry:
     def keep_clock(self, note: ClockNote) -> None:
         """Keep it for the next writer: over the end of the process, and over an orderly restart of the machine."""
         data, end = _CLOCK.pack(*note[:3], self._boot_id), self._slots[0] - _CUTS_BYTES
-        self._map[end - _CLOCK_BYTES : end] = data + _CRC.pack(google_crc32c.value(data))
+        self._map[end - _CLOCK_BYTES : end] = data + _CRC.pack(crc32c_value(data))
 
     def clock(self) -> ClockNote | None:
         """What was kept; None if nothing was."""
         end = self._slots[0] - _CUTS_BYTES
         data, crc = self._map[end - _CLOCK_BYTES : end - _CRC.size], self._map[end - _CRC.size : end]
         rested_ms, boot_ms, offset_ms, boot_id = _CLOCK.unpack(data)
-        if _CRC.pack(google_crc32c.value(data)) != crc or not any(data):
+        if _CRC.pack(crc32c_value(data)) != crc or not any(data):
             return None
         return ClockNote(rested_ms, boot_ms, offset_ms, boot_id == self._boot_id)
 
@@ -322,7 +321,7 @@ def _valid_slots(mapped: mmap.mmap, position: int) -> list[_Slot]:
     for at in SLOTS_AT:
         slot = mapped[position + at : position + at + _SLOT_BYTES]  # a copy, checked and decoded below
         body = slot[: _BODY.size]
-        if _CRC.unpack_from(slot, _BODY.size)[0] == google_crc32c.value(body):
+        if _CRC.unpack_from(slot, _BODY.size)[0] == crc32c_value(body):
             slots.append(_BODY.unpack(body))
     return slots
 
@@ -350,12 +349,12 @@ def _name_block(name: str) -> bytes:
     if not 0 < len(data) <= _NAME_BYTES_MAX:
         raise ValueError(f"a log's name has 1 to {_NAME_BYTES_MAX} bytes, not {len(data)}")
     # Zeros follow the name; its length and CRC in front of it distinguish "a-1" from "a-12".
-    return _NAME.pack(len(data), google_crc32c.value(data)) + data + b"\x00"
+    return _NAME.pack(len(data), crc32c_value(data)) + data + b"\x00"
 
 
 def _header() -> bytes:
     fields = _HEADER.pack(_MAGIC, VERSION, RECORD_BYTES)
-    return (fields + _CRC.pack(google_crc32c.value(fields))).ljust(RECORD_BYTES, b"\x00")
+    return (fields + _CRC.pack(crc32c_value(fields))).ljust(RECORD_BYTES, b"\x00")
 
 
 def _header_is_good(mapped: mmap.mmap) -> bool:

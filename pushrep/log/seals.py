@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-import google_crc32c
-
+from pushrep.crc32c import crc32c_extend, crc32c_value
 from pushrep.env import Filesystem, put_in_place, read_whole, write_beside
 from pushrep.log.directory_files import SEAL_SUFFIX, BadLogFile, parse_log_name, segment_path
 from pushrep.records import BatchRun
@@ -117,7 +116,7 @@ class HeadersCrc:
             self._fold()
 
     def _fold(self) -> None:
-        self._folded = google_crc32c.extend(self._folded, bytes(self.pending))
+        self._folded = crc32c_extend(self._folded, bytes(self.pending))
         self._folded_bytes += len(self.pending)
         self.pending.clear()
 
@@ -135,7 +134,7 @@ def encode_seal(seal: Seal) -> bytes:
         seal.size_bytes,
         seal.batches,
     )
-    return body + _CRC.pack(google_crc32c.value(body))
+    return body + _CRC.pack(crc32c_value(body))
 
 
 def decode_seal(data: bytes) -> Seal:
@@ -144,7 +143,7 @@ def decode_seal(data: bytes) -> Seal:
         raise BadLogFile(f"{len(data)} bytes where {SEAL_BYTES} are expected")
     body = data[: _BODY.size]
     magic, version, log_id, partition, headers_crc, base, end, size, batches = _BODY.unpack(body)
-    if magic != _MAGIC or _CRC.unpack_from(data, _BODY.size)[0] != google_crc32c.value(body):
+    if magic != _MAGIC or _CRC.unpack_from(data, _BODY.size)[0] != crc32c_value(body):
         raise BadLogFile("its CRC does not match" if magic == _MAGIC else "it is no seal")
     if version != VERSION:
         raise BadLogFile(f"version {version} where {VERSION} is read")

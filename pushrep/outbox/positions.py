@@ -33,13 +33,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from filtering import KEY_BYTES, METADATA_HEADER, FilteringError, HighwaterMarks, StreamMetadata, parse_keys
 from filtering.rule import group_pairs
+from pushrep.crc32c import crc32c_value
 from pushrep.env import Clock, Filesystem, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
@@ -243,7 +243,7 @@ def encode_positions(positions: Positions, carrier: str) -> bytes:
     ).to_bytes()
     carried = int(carrier == "header")
     head = _HEAD.pack(_MAGIC, VERSION, carried, positions.end_offset, positions.leader_epoch, len(marks))
-    return head + marks + _CRC.pack(google_crc32c.value(head + marks))
+    return head + marks + _CRC.pack(crc32c_value(head + marks))
 
 
 def decode_positions(data: bytes, carrier: str) -> Positions:
@@ -255,7 +255,7 @@ def decode_positions(data: bytes, carrier: str) -> Positions:
         raise ValueError(f"magic {magic!r} and version {version} are not {_MAGIC!r} and {VERSION}")
     if len(data) != _HEAD.size + size + _CRC.size:
         raise ValueError(f"{len(data)} bytes do not hold {size}")
-    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != google_crc32c.value(data[: -_CRC.size]):
+    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c_value(data[: -_CRC.size]):
         raise ValueError("its CRC does not match")
     if carried != int(carrier == "header"):
         raise ValueError("it is of another carrier")

@@ -33,10 +33,10 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from pushrep.crc32c import crc32c_value
 from pushrep.errors import PushrepError
 
 Header: TypeAlias = tuple[str, bytes | None]
@@ -254,7 +254,7 @@ def write_crc(data: bytearray | memoryview, crc: int) -> None:
 
 def crc32c_of(data: bytes | NDArray[np.uint8]) -> int:
     """The CRC-32C of all of `data`: a view of many batches, or a few hundred bytes, where a view costs more."""
-    return int(google_crc32c.value(data))
+    return int(crc32c_value(data))
 
 
 def crc32c(data: Buffer, start: int = 0, end: int | None = None) -> int:
@@ -262,7 +262,7 @@ def crc32c(data: Buffer, start: int = 0, end: int | None = None) -> int:
     count = (len(data) if end is None else end) - start
     if count <= 0:
         return 0
-    return int(google_crc32c.value(np.frombuffer(data, np.uint8, count, start)))
+    return int(crc32c_value(np.frombuffer(data, np.uint8, count, start)))
 
 
 Column: TypeAlias = NDArray[np.int64]
@@ -330,7 +330,7 @@ def checked_run(data: Buffer, position: int, size_max: int) -> BatchRun:
     bounds = _hop(data, size_max)
     pairs = list(pairwise(bounds))
     headers = np.frombuffer(b"".join([data[at : at + HEADER_BYTES] for at, _ in pairs]), _COLUMNS)
-    raw, checksum = np.frombuffer(data, np.uint8), google_crc32c.value
+    raw, checksum = np.frombuffer(data, np.uint8), crc32c_value
     crcs = np.array([checksum(raw[at + CRC_COVERS_FROM : end]) for at, end in pairs], np.uint32)
     run = _run(headers, np.array(bounds[:-1], np.int64) + position)
     good = (headers["crc"] == crcs) & _possible(run, headers)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-import google_crc32c
-
+from pushrep.crc32c import crc32c_extend, crc32c_value
 from pushrep.errors import BadArgument, PushrepError
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ def frame_head(place: tuple[int, int], version: int, correlation_id: int, header
     header_bytes = len(header)
     size = PREFIX_BYTES - _SIZE_ENDS_AT + header_bytes + body_bytes
     start = _BEFORE_CRC.pack(size, api_key, version, correlation_id, kind << 24 | header_bytes)
-    return b"".join((start, _CRC.pack(google_crc32c.extend(google_crc32c.value(start), header)), header))
+    return b"".join((start, _CRC.pack(crc32c_extend(crc32c_value(start), header)), header))
 
 
 def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: FrameLimits) -> Prefix:
@@ -256,7 +255,7 @@ class FrameReader(Generic[T]):
 
     def _checked(self, prefix: Prefix, head: bytes) -> OpenedFrame[T]:
         header = head[PREFIX_BYTES:]
-        if google_crc32c.extend(google_crc32c.value(head[:_CRC_AT]), header) != prefix.crc:
+        if crc32c_extend(crc32c_value(head[:_CRC_AT]), header) != prefix.crc:
             raise ProtocolError("the CRC of the header does not match")
         return self._open_frame(prefix, header)
 

@@ -132,3 +132,23 @@ def test_confluents_settings_are_held_also_where_the_user_says_the_same_by_anoth
         "max.in.flight.requests.per.connection": 1, "acks": "all", "linger.ms": 5,
     }  # fmt: skip
     assert "max.in.flight" not in held, "the client takes the last of two names"
+
+
+class Lines:
+    def __init__(self):
+        self.all = []
+
+    def log(self, level, message, *values):
+        self.all.append(message % values)
+
+
+def test_librdkafka_warns_of_no_setting_that_this_producer_needs(capfd):
+    from confluent_kafka import Producer
+
+    lines = Lines()
+    wanted = with_required_settings({"bootstrap.servers": "127.0.0.1:1", "queuing.strategy": "fifo", "logger": lines})
+    client = Producer(wanted)
+    while len(lines.all) < 4:  # that nobody answers there; what it says of settings is among the first
+        client.poll(0.1)
+    assert not [line for line in lines.all if "CONFWARN" in line]
+    assert capfd.readouterr().err == ""
