@@ -10,13 +10,16 @@ def run(code):
     return subprocess.run([sys.executable, "-c", AWAY + code], capture_output=True, text=True, timeout=60)
 
 
-def test_filter_partitioner_and_records_work():
+def test_filter_partitioner_and_fake_outbox_work():
     code = """
 from filtering import ReplayFilter, StreamMetadata
 from partitioner import partition_for
 key = StreamMetadata(1, 2, 3).pack()
 seen = ReplayFilter()
 assert seen.admit(key) and not seen.admit(key) and partition_for(6, 4) == 2
+from pushrep.testing import FakeOutbox
+with FakeOutbox() as outbox:
+    assert outbox.append(2, b"v").result() == 0 and outbox.records(2)[0].value == b"v"
 """
     done = run(code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,239 @@
+"""For the tests of a service: an Outbox that keeps its records in memory. No thread, no disk; it works on any system.
+
+It is an Outbox, with the outbox's own checks, batches and receipts; only what stands behind them is a list:
+
+    append ─▶ Outbox.append, its rules ─▶ _Partition: seals each append as a batch, and keeps the batch's records
+
+tests/unit/test_fake_outbox.py holds both to the same tests. The fixture `pushrep_outbox` is in pytest_plugin.py.
+"""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Self, cast
+
+from filtering import StreamMetadata
+from pushrep.env import SYSTEM_CLOCK, Clock
+from pushrep.errors import BadArgument, checked_path, checked_timeout
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.log import Durability
+from pushrep.outbox import Acks, BufferFull, LogStopped, NotEnoughReplicas, OutboxClosed, OutboxConfig
+from pushrep.outbox.batch import Budget, ManyReceipt, PendingBatch, Receipt
+from pushrep.outbox.columns import Columns, RecordRules
+from pushrep.outbox.identity import OutboxIdentity, new_identity
+from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.partition_appender import PartitionAppender, Refusing
+from pushrep.outbox.positions import Pair, SourceOrder
+from pushrep.outbox.settings import DEFAULT_CONFIG, OutboxSettings
+from pushrep.outbox.status import Facts
+from pushrep.records import Codec, Record
+
+Failure = Literal["full", "stopped", "not enough replicas"]
+
+
+class FakeOutbox(Outbox):
+    """An Outbox without a directory, for tests. Every receipt is done when `append` returns.
+
+    Arguments, checks and errors are those of `Outbox.open`; `replicas`, `kafka` and `durability` change nothing: what
+    was appended counts as replicated and shipped. `log` and `status` need a log: they raise NotImplementedError.
+    """
+
+    def __init__(  # noqa: PLR0913 - the arguments of Outbox.open
+        self,
+        directory: Path | str = "fake-outbox",
+        topic: str = "orders",
+        partitions: int = 4,
+        producer: str = "tests",
+        *,
+        replicas: Sequence[str] = (),
+        kafka: KafkaDestination | None = None,
+        acks: Acks | None = None,
+        durability: Durability = Durability.FLUSHED,
+        carrier: str = "key",
+        health: object = None,  # noqa: ARG002 - nothing is served
+        config: OutboxConfig = DEFAULT_CONFIG,
+        filesystem: object = None,  # noqa: ARG002 - nothing is stored
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.directory = checked_path("directory", directory)
+        self._settings = OutboxSettings(replicas=replicas, acks=acks, durability=durability, config=config)
+        self.identity = new_identity(
+            producer=producer, topic=topic, partitions=partitions, carrier=carrier, replicas=replicas,
+            min_insync_replicas=config.min_insync_replicas,
+        )  # fmt: skip
+        self.pid, self.owner_pid, self._ships = self.identity.pid, os.getpid(), kafka is not None
+        self._clock, self._budget = clock, Budget(config.buffer_bytes, clock)
+        self._refused, self._refused_lock = Counter[str](), threading.Lock()
+        self._rules = RecordRules(carrier, min(config.record_bytes_max, config.buffer_bytes))
+        self._overhead = self._rules.overhead_bytes
+        self._failing = _Failing(self.identity, config)
+        self._parts = [_Partition(self.identity, n, self._budget, self._failing, clock) for n in range(partitions)]
+        self._all_appenders = cast("list[PartitionAppender]", self._parts)
+        self._appenders = dict(enumerate(self._all_appenders))
+        nothing: Any = None
+        self.facts = Facts(
+            self.directory, self.identity, self._settings, {}, None, self._budget, nothing, (), self._refused, dict,
+        )  # fmt: skip
+
+    @classmethod
+    def open(cls, *given: Any, **named: Any) -> Self:
+        """As `Outbox.open`, for code that is given the class."""
+        return cls(*given, **named)
+
+    @classmethod
+    def open_slot(
+        cls, directory: Path | str, topic: str, partitions: int, producer: str, slots: int = 8, **named: Any
+    ) -> Self:
+        """As `Outbox.open_slot`: the first slot."""
+        del slots
+        return cls(directory, topic, partitions, producer, **named)
+
+    @classmethod
+    def stand_by(  # noqa: PLR0913 - as Outbox.stand_by
+        cls,
+        directory: Path | str,
+        topic: str,
+        partitions: int | None,
+        producer: str,
+        *,
+        on_state: object = None,
+        cancel: object = None,
+        carrier: str | None = None,
+        **named: Any,
+    ) -> Self:
+        """As `Outbox.stand_by`: it leads at once."""
+        del on_state, cancel
+        return cls(directory, topic, partitions or 4, producer, carrier=carrier or "key", **named)
+
+    def records(self, partition: int) -> list[Record]:
+        """What was appended to the partition, as readers of the real log get it; also once it is closed."""
+        if partition not in range(len(self._parts)):
+            self._no_partition(partition)
+        return list(self._parts[partition].records)
+
+    def fail(self, failure: Failure, *, partition: int | None = None, times: int | None = None) -> None:
+        """From now on appends raise: "full" BufferFull, "stopped" LogStopped, "not enough replicas" NotEnoughReplicas.
+
+        partition: only those to this one. times: only so many; None: until `recover`.
+        """
+        if failure not in {"full", "stopped", "not enough replicas"}:
+            raise BadArgument("failure", f'{failure!r} is none of "full", "stopped", "not enough replicas"')
+        self._failing.order(failure, partition, times)
+
+    def recover(self) -> None:
+        """End what `fail` ordered."""
+        self._failing.order(None, None, None)
+
+    def log(self, partition: int) -> NoReturn:
+        """Not to be had: see `records`."""
+        raise NotImplementedError(f"a FakeOutbox has no log: read records({partition})")
+
+    def status(self) -> NoReturn:
+        """Not to be had."""
+        raise NotImplementedError("a FakeOutbox has neither disk nor members, so there is no status of them")
+
+    def lag(self) -> dict[str, Any]:
+        """Nothing lags."""
+        return {}
+
+    def wait_shipped(self, timeout: float | None = None) -> None:
+        """As of an outbox whose topic takes everything at once."""
+        checked_timeout(timeout)
+        if not self._ships:
+            raise BadArgument("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
+        self.flush(timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Everything is where it goes already."""
+        checked_timeout(timeout)
+        self._appenders.values()  # raises once it is closed
+
+    def close(self) -> None:
+        """From now on appends raise OutboxClosed; `records` stays."""
+        self._appenders = cast("Any", Refusing(lambda: OutboxClosed(self.directory)))
+
+
+class _Failing:
+    """What `fail` ordered."""
+
+    def __init__(self, identity: OutboxIdentity, config: OutboxConfig) -> None:
+        self._identity, self._config, self._lock = identity, config, threading.Lock()
+        self._failure: Failure | None = None
+        self._partition: int | None = None
+        self._left: int | None = None
+
+    def order(self, failure: Failure | None, partition: int | None, times: int | None) -> None:
+        with self._lock:
+            self._failure, self._partition, self._left = failure, partition, times
+
+    def check(self, partition: int, size: int) -> None:
+        """Raise the failure if one is ordered for an append to the partition."""
+        with self._lock:
+            failure = self._failure
+            if failure is None or self._left == 0 or self._partition not in {None, partition}:
+                return
+            if self._left is not None:
+                self._left -= 1
+        topic, config = self._identity.topic, self._config
+        if failure == "full":
+            raise BufferFull(buffer_bytes=config.buffer_bytes, wanted_bytes=size, block_ms=config.block_ms)
+        if failure == "stopped":
+            raise LogStopped(topic, partition, "the test ordered it")
+        needed = max(2, self._identity.min_insync_replicas)
+        raise NotEnoughReplicas(f"{topic}-{partition}", in_sync=1, needed=needed)
+
+
+class _Partition:
+    """What an Outbox and a batch need of a PartitionAppender, and its log: a list."""
+
+    free_bytes = 0  # so that every record is checked by the rules
+    open = None
+
+    def __init__(
+        self, identity: OutboxIdentity, partition: int, budget: Budget, failing: _Failing, clock: Clock
+    ) -> None:
+        self.topic, self.partition, self.name = identity.topic, partition, f"{identity.topic}-{partition}"
+        self.owner_pid, self.lock = os.getpid(), threading.Lock()
+        self.records: list[Record] = []
+        self._positions: dict[Pair, int] = {}
+        self._order = SourceOrder(own_pid=identity.pid, partition=partition, partitions=identity.partitions)
+        self._identity, self._budget, self._failing, self._clock = identity, budget, failing, clock
+
+    def add_one(self, record: Columns) -> Receipt:
+        return Receipt(self._written(record), 0)
+
+    def add_many(self, columns: Columns) -> ManyReceipt:
+        receipt = ManyReceipt([(self._written(columns), 0, len(columns.values))])
+        self._budget.give(columns.size_bytes)
+        return receipt
+
+    def _written(self, columns: Columns) -> PendingBatch:
+        self._failing.check(self.partition, columns.size_bytes)
+        if isinstance(columns.metadata, StreamMetadata):
+            self._order.accept(columns.metadata, len(columns.values))
+        elif columns.metadata is not None:
+            self._order.accept_all(columns.metadata)
+        batch, base = PendingBatch(self, self._clock.wall_ms(), 0.0), len(self.records)
+        batch.extend(columns, 0, len(columns.values))
+        pid, carrier = self._identity.pid, self._identity.carrier
+        sealed = batch.seal(base, pid=pid, partition=self.partition, carrier=carrier, codec=Codec.NONE)
+        for pair, offset in batch.last_positions(base, pid, self.partition):
+            self._positions[pair] = max(offset, self._positions.get(pair, -1))
+        self.records += sealed.records()
+        batch.base_offset = base
+        batch.drop_records()
+        return batch
+
+    def last_position(self, pid: int, partition: int) -> int | None:
+        return self._positions.get((pid, partition))
+
+    def pending(self) -> list[PendingBatch]:
+        return []
+
+    def latch_for(self, batch: PendingBatch) -> None:
+        assert batch.decided, "it is decided before anybody has its receipt"
+
+    def request_flush(self, batch: PendingBatch | None = None) -> None:
+        """Nothing waits."""
