@@ -12,7 +12,7 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-LIGHT_EXTRAS := kafka,registry,sql,tables,django,metrics,console
+LIGHT_EXTRAS := kafka,registry,sql,tables,django,metrics,console,tracing
 EXTRAS := $(LIGHT_EXTRAS),spark
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs

@@ -11,6 +11,7 @@ EXTRA_OF = {
     "confluent_kafka": "kafka",
     "django": "django",
     "jinja2": "console",
+    "opentelemetry": "tracing",
     "pandas": "spark",
     "prometheus_client": "metrics",
     "psycopg": "sql",

@@ -67,7 +67,7 @@ class FakeOutbox(Outbox):
         self._clock, self._budget = clock, Budget(config.buffer_bytes, clock)
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
         self._rules = RecordRules(carrier, min(config.record_bytes_max, config.buffer_bytes))
-        self._overhead = self._rules.overhead_bytes
+        self._overhead = self._rules.overhead_bytes  # its partitions have no free bytes: no record is plain
         self._failing = _Failing(self.identity, config)
         self._parts = [_Partition(self.identity, n, self._budget, self._failing, clock) for n in range(partitions)]
         self._all_appenders = cast("list[PartitionAppender]", self._parts)
@@ -188,7 +188,7 @@ class _Failing:
 class _Partition:
     """What an Outbox and a batch need of a PartitionAppender, and its log: a list."""
 
-    free_bytes = 0  # so that every record is checked by the rules
+    free_bytes = 0
     open = None
 
     def __init__(

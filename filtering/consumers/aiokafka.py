@@ -16,10 +16,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from filtering import tracing
 from filtering.extras import needed_by
 
 with needed_by("filtering.consumers.aiokafka"):
@@ -235,6 +236,7 @@ class ReplayFilteredConsumer:
 
     async def getone(self) -> ConsumerRecord:
         """The next record that is no replay. Raises PairSplit, WrongCarrier, NotDeserialized, the client's errors."""
+        start_ns = tracing.now_ns()
         while True:
             await self._follow()
             moves = self._member.moves
@@ -245,7 +247,10 @@ class ReplayFilteredConsumer:
                     if self._is_read(partition, moves) and self._member.admit(
                         partition, record.offset, self._key_of(record), record
                     ):
-                        return self._with_values({TopicPartition(*partition): [record]}, values)[partition][0]
+                        kept = self._with_values({TopicPartition(*partition): [record]}, values)[partition][0]
+                        if start_ns:
+                            tracing.note_received(self._group, [kept], record.topic, start_ns)
+                        return kept
                 finally:
                     self._moving.release()
 
@@ -256,7 +261,7 @@ class ReplayFilteredConsumer:
 
         It may be empty although there was something to read: if all were replays.
         """
-        deadline_s = time.monotonic() + timeout_ms / 1000
+        deadline_s, start_ns = time.monotonic() + timeout_ms / 1000, tracing.now_ns()
         while True:
             await self._follow()
             moves, left_s = self._member.moves, max(0.0, deadline_s - time.monotonic())
@@ -270,9 +275,12 @@ class ReplayFilteredConsumer:
             [one for records in found.values() for one in records],
         )
         try:
-            return self._with_values(self._kept(found, moves), values)
+            kept = self._with_values(self._kept(found, moves), values)
         finally:
             self._moving.release()
+        if start_ns and kept:
+            tracing.note_received(self._group, chain(*kept.values()), next(iter(kept)).topic, start_ns)
+        return kept
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         while True:

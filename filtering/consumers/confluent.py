@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from filtering import tracing
 from filtering.closing import ClosedAtExit
 from filtering.extras import needed_by
 
@@ -175,6 +176,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         positions and startpoints raises.
         """
         deadline_s = None if timeout_s < 0 else time.monotonic() + timeout_s
+        start_ns = tracing.now_ns()
         while True:
             self._check()
             left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -191,7 +193,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
             if partition not in self._member.assignment:
                 continue  # of a partition that has just gone
             if self._member.admit(partition, int(message.offset() or 0), self._key_of(message), message):
-                return self._with_values([message])[0]
+                kept = self._with_values([message])
+                return self._received(kept, start_ns)[0] if start_ns else kept[0]
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return None
 
@@ -200,14 +203,22 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
         It may be empty although there was something to read: if all were replays. Raises as `poll`.
         """
+        start_ns = tracing.now_ns()
         messages = self._consumed(num_messages, timeout_s)
         if not messages:
             return messages
         assignment = self._member.assignment
         batch = columns_of(messages, assignment.topics, self._key_of)
         if batch is None or not all((batch.topic, one) in assignment for one in batch.spans):
-            return self._with_values(self._one_by_one(messages))
-        return self._with_values(passing(messages, self._member.admit_columns(*batch, messages)))
+            return self._received(self._with_values(self._one_by_one(messages)), start_ns)
+        kept = self._with_values(passing(messages, self._member.admit_columns(*batch, messages)))
+        return self._received(kept, start_ns)
+
+    def _received(self, messages: list[Message], start_ns: int) -> list[Message]:
+        """The same, and their span."""
+        if start_ns and (records := [one for one in messages if one.error() is None]):
+            tracing.note_received(self._group, records, str(records[0].topic()), start_ns)
+        return messages
 
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.

@@ -52,6 +52,8 @@ class SentBatch:
     """Its offset in the topic; None: not acknowledged, -1: acknowledged, but the broker does not know where."""
     answer: BrokerAnswer | None = None
     """The last error answer."""
+    sent_ns: int = 0
+    """When it was sent last, for its span; 0 without tracing."""
 
     @property
     def is_acknowledged(self) -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from filtering import tracing
 from filtering.retry import ask_in_background
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
@@ -511,6 +512,7 @@ class SinkSession:
             batches[partition] = sent
             self._nodes[partition] = node
             pipeline.on_sent(sent)
+            sent.sent_ns = tracing.now_ns()
             size += len(sent.data)
             if size >= _REQUEST_BYTES:
                 break
@@ -586,6 +588,8 @@ class SinkSession:
 
     def _on_answer(self, pipeline: Pipeline, sent: SentBatch, answer: BrokerAnswer) -> None:
         partition = pipeline.partition
+        if sent.sent_ns:
+            self._trace(sent, partition, answer)
         counts = self._state.counts
         for done in pipeline.on_answer(sent, answer):
             counts.batches += 1
@@ -613,6 +617,13 @@ class SinkSession:
             self._run(self._recover(pipeline))
         else:
             self._ready[partition] = None
+
+    def _trace(self, sent: SentBatch, partition: int, answer: BrokerAnswer) -> None:
+        span = tracing.BatchSpan("kafka", "send", "send", self._facts.topic, start_ns=sent.sent_ns)
+        if span.is_traced:
+            span.set(destination__partition__id=str(partition))
+            span.add(record.headers for record in sent.batch.records())
+            span.end(Code.name_of(answer.error_code) if answer.error_code else None)
 
     def _has_fence(self, partition: int) -> bool:
         return self._fence.partitions[partition].producer is not None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
+from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, tracing
 from pushrep.outbox.errors import RecordRefused
 from pushrep.records import HEADER_BYTES
 from pushrep.records.encoder import common_length
@@ -80,8 +80,9 @@ class RecordRules:
             keys = (self._business_key("key", key),)
             size += len(key)
         all_headers: tuple[Headers] | None = None
-        if headers:
-            kept, header_bytes = self._headers("headers", headers)
+        context = tracing.current_headers()
+        if headers or context:
+            kept, header_bytes = self._headers("headers", headers, context)
             all_headers, size = (kept,), size + header_bytes
         times = None if timestamp_ms is None else (timestamp_ms,)
         if size > self._size_max:
@@ -115,6 +116,9 @@ class RecordRules:
         if not set(map(type, values)) <= _BYTES_OR_NULL:
             values = [_as_bytes(f"values[{at}]", value) for at, value in enumerate(values)]
         times, positions = _timestamps(timestamps_ms, count), _metadata(metadata, count)
+        context = tracing.current_headers()
+        if headers is None and context:
+            headers = [()] * count
         if keys is None and headers is None and (ends := self._equal_ends(values)) is not None:
             return Columns(values, ends, None, None, times, positions)
         overhead = self.overhead_bytes
@@ -128,7 +132,8 @@ class RecordRules:
         kept: list[Headers] | None = None
         if headers is not None:
             parts = [
-                self._headers(f"headers[{at}]", some) for at, some in enumerate(_column("headers", headers, count))
+                self._headers(f"headers[{at}]", some, context)
+                for at, some in enumerate(_column("headers", headers, count))
             ]
             kept = [part[0] for part in parts]
             sizes = [size + part[1] for size, part in zip(sizes, parts, strict=True)]
@@ -158,11 +163,11 @@ class RecordRules:
         assert checked is not None
         return checked
 
-    def _headers(self, argument: str, headers: Iterable[Header]) -> tuple[Headers, int]:
+    def _headers(self, argument: str, headers: Iterable[Header], context: Iterable[Header]) -> tuple[Headers, int]:
         """The headers kept, and their bytes. With the header carrier our metadata header comes last and is the only one
-        of its name.
+        of its name. context: of tracing, for a record that brings none.
         """
-        kept = []
+        kept: list[Header] = []
         size = 0
         given: object = headers
         if isinstance(given, Mapping):
@@ -181,6 +186,9 @@ class RecordRules:
                 raise RecordRefused(argument, f"the name {name!r} is no text that UTF-8 can carry")
             size += _HEADER_BYTES + _CHARACTER_BYTES * len(name) + len(value or b"")
             kept.append((name, value))
+        if context and all(name != tracing.TRACEPARENT for name, _ in kept):
+            kept += context
+            size += sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in context)
         return tuple(kept), size
 
     def _too_large(self, size: int, value: bytes | None, key: bytes | None, at: int | None = None) -> RecordRefused:

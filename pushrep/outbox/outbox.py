@@ -24,7 +24,7 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from filtering import StreamMetadata
+from filtering import StreamMetadata, tracing
 from filtering.closing import FirstErrorRaised
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
@@ -130,8 +130,9 @@ class Outbox(FirstErrorRaised):
             settings.serializer, settings.key_serializer, settings.partition_by,
             partitions=identity.partitions, topic=destination,
         )  # fmt: skip
-        # With a serializer no record is one that the hot path takes: nothing of its size is ever free.
-        self._overhead = _NEVER_FREE if self.values.serializes else self._rules.overhead_bytes
+        # With a serializer, or tracing, no record is one that the hot path takes: nothing of its size is ever free.
+        is_plain = tracing.active is None and not self.values.serializes
+        self._overhead = self._rules.overhead_bytes if is_plain else _NEVER_FREE
         self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
         self._refused, self._refused_lock = Counter[str](), threading.Lock()

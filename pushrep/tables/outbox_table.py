@@ -249,7 +249,7 @@ class TableTopic(Generic[Event]):
         key = None if self._key is None else self._key(event)
         key = key.encode() if isinstance(key, str) else key
         value, listed = self._serializer(event), tuple(headers)
-        self._rules.one(value, key, listed, timestamp_ms, None)
+        checked = self._rules.one(value, key, listed, timestamp_ms, None)
         if own := _OWN_HEADERS.intersection(name for name, _ in listed):
             raise BadArgument("headers", f"{own.pop()} is written by the relay: name yours otherwise")
         return {
@@ -257,7 +257,7 @@ class TableTopic(Generic[Event]):
             "partition": self._partition_of(event, key),
             "key": key,
             "value": value,
-            "headers": headers_text(listed),
+            "headers": headers_text(checked.headers[0] if checked.headers else ()),
             "timestamp_ms": timestamp_ms,
         }
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from filtering import tracing
 from filtering.closing import FirstErrorRaised
 from filtering.retry import Backoff
 from pushrep.env import REAL_FILESYSTEM
@@ -260,6 +261,17 @@ class TableRelay(FirstErrorRaised):
                 self._wait_to_look()
                 self._woken.clear()
             state = self._database.begin_batch(state)
+        with tracing.BatchSpan("pushrep", "relay", "send", self.topic) as span:
+            return self._relay_open(state, appended, logs, span)
+
+    def _relay_open(
+        self,
+        state: RelayState,
+        appended: Mapping[int, frozenset[int]],
+        logs: Mapping[int, SegmentLog],
+        span: tracing.BatchSpan,
+    ) -> RelayState:
+        """Relay the open batch, and close it."""
         newest = {partition: max(rows) for partition, rows in appended.items() if rows}
         refused: dict[int, str] = {}
         last_id, count = 0, 0
@@ -267,6 +279,8 @@ class TableRelay(FirstErrorRaised):
             if self._stop.is_set():
                 raise _Stopping
             last_id, count = page[-1].id, count + len(page)
+            if span.is_traced:
+                span.add(headers_of(row.headers) for row in page)
             rows = [row for row in page if row.id not in appended.get(row.partition, ())]
             # What came behind such a row is there, so it was refused then.
             passed = [row for row in rows if row.id < newest.get(row.partition, 0)]
