@@ -29,6 +29,7 @@ from pushrep.outbox.positions import Pair, SourceOrder
 from pushrep.outbox.settings import DEFAULT_CONFIG, OutboxSettings
 from pushrep.outbox.status import Facts
 from pushrep.records import Codec, Record
+from pushrep.values import MakesBytes, PartitionBy, RecordValues
 
 Failure = Literal["full", "stopped", "not enough replicas"]
 
@@ -52,13 +53,20 @@ class FakeOutbox(Outbox):
         acks: Acks | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str = "key",
+        serializer: MakesBytes | None = None,
+        key_serializer: MakesBytes | None = None,
+        partition_by: PartitionBy = None,
         health: object = None,  # noqa: ARG002 - nothing is served
         config: OutboxConfig = DEFAULT_CONFIG,
         filesystem: object = None,  # noqa: ARG002 - nothing is stored
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.directory = checked_path("directory", directory)
-        self._settings = OutboxSettings(replicas=replicas, acks=acks, durability=durability, config=config)
+        self._settings = OutboxSettings(
+            replicas=replicas, acks=acks, durability=durability, serializer=serializer, key_serializer=key_serializer,
+            partition_by=partition_by, config=config,
+        )  # fmt: skip
+        self._settings.refuse_keys(carrier)
         self.identity = new_identity(
             producer=producer, topic=topic, partitions=partitions, carrier=carrier, replicas=replicas,
             min_insync_replicas=config.min_insync_replicas,
@@ -67,6 +75,11 @@ class FakeOutbox(Outbox):
         self._clock, self._budget = clock, Budget(config.buffer_bytes, clock)
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
         self._rules = RecordRules(carrier, min(config.record_bytes_max, config.buffer_bytes))
+        kafka_topic = topic if kafka is None else kafka.topic or topic
+        self.values = RecordValues(
+            serializer, key_serializer, partition_by, partitions=partitions, topic=kafka_topic,
+        )  # fmt: skip
+        self.values.warm()
         self._overhead = self._rules.overhead_bytes  # its partitions have no free bytes: no record is plain
         self._failing = _Failing(self.identity, config)
         self._parts = [_Partition(self.identity, n, self._budget, self._failing, clock) for n in range(partitions)]

@@ -12,6 +12,7 @@ import pytest
 
 from filtering import ReplayFilter, StreamMetadata
 from filtering.carrier import METADATA_HEADER
+from filtering.murmur import default_partition
 from pushrep import AsyncOutbox, Durability, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
@@ -26,6 +27,7 @@ from pushrep.outbox import (
 )
 from pushrep.outbox.errors import MetadataNotRising
 from pushrep.testing import FakeOutbox
+from pushrep.values import to_json
 from tests.unit.gated_disk import GatedDisk, LosingDisk, until
 
 SMALL = LogConfig(preallocate_bytes=0)
@@ -103,6 +105,20 @@ def test_the_key_carries_the_metadata(kind):
             outbox.append(0, b"v", key=b"mine")
 
 
+def test_values_are_serialized_and_keys_choose_the_partition(kind):
+    settings = {"serializer": to_json, "key_serializer": str.encode, "partition_by": "key"}
+    with kind.open(**settings) as outbox:
+        for number in range(20):
+            outbox.append(value={"number": number}, key=f"customer-{number % 3}")
+        outbox.append_many(1, [{"number": 20}], keys=["mine"])
+        found = [(n, record.key, record.value) for n in range(4) for record in kind.records(outbox, n)]
+    assert {value for _, _, value in found} == {b'{"number":%d}' % number for number in range(21)}
+    assert {(n, key) for n, key, _ in found if key != b"mine"} == {
+        (default_partition(key, 4), key) for key in (b"customer-0", b"customer-1", b"customer-2")
+    }
+    assert [n for n, key, _ in found if key == b"mine"] == [1]
+
+
 @pytest.mark.parametrize(
     ("append", "argument"),
     [
@@ -143,6 +159,12 @@ def test_wrong_settings_are_refused_by_name(kind, setting, value):
     with pytest.raises(BadArgument) as refusal:
         kind.open(**{setting: value if setting != "config" else 7})
     assert refusal.value.argument == setting
+
+
+def test_the_key_is_not_carrier_and_partition_at_once(kind):
+    with pytest.raises(BadArgument) as refusal:
+        kind.open(carrier="key", partition_by="key")
+    assert refusal.value.argument == "partition_by"
 
 
 def test_closed_it_takes_nothing(kind):
