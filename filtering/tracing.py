@@ -70,7 +70,7 @@ def now_ns() -> int:
     return 0 if active is None else time.time_ns()
 
 
-class BatchSpan:
+class TracedBatch:
     """A span of one batch, which becomes nobody's current one; without tracing it does nothing.
 
     system: "kafka", or "pushrep" for its own logs. operation: its name; kind: "send" or "receive". start_ns: of
@@ -137,7 +137,7 @@ class BatchSpan:
 
 def note_received(group: str, records: Iterable[Any], topic: str, start_ns: int) -> None:
     """The span of a read by a consumer group that began at `start_ns`."""
-    span = BatchSpan("kafka", "poll", "receive", topic, start_ns=start_ns)
+    span = TracedBatch("kafka", "poll", "receive", topic, start_ns=start_ns)
     span.set(consumer__group__name=group)
     span.add(map(headers_of, records))
     span.end()

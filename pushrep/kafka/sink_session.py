@@ -619,7 +619,7 @@ class SinkSession:
             self._ready[partition] = None
 
     def _trace(self, sent: SentBatch, partition: int, answer: BrokerAnswer) -> None:
-        span = tracing.BatchSpan("kafka", "send", "send", self._facts.topic, start_ns=sent.sent_ns)
+        span = tracing.TracedBatch("kafka", "send", "send", self._facts.topic, start_ns=sent.sent_ns)
         if span.is_traced:
             span.set(destination__partition__id=str(partition))
             span.add(record.headers for record in sent.batch.records())

@@ -261,7 +261,7 @@ class TableRelay(FirstErrorRaised):
                 self._wait_to_look()
                 self._woken.clear()
             state = self._database.begin_batch(state)
-        with tracing.BatchSpan("pushrep", "relay", "send", self.topic) as span:
+        with tracing.TracedBatch("pushrep", "relay", "send", self.topic) as span:
             return self._relay_open(state, appended, logs, span)
 
     def _relay_open(
@@ -269,7 +269,7 @@ class TableRelay(FirstErrorRaised):
         state: RelayState,
         appended: Mapping[int, frozenset[int]],
         logs: Mapping[int, SegmentLog],
-        span: tracing.BatchSpan,
+        span: tracing.TracedBatch,
     ) -> RelayState:
         """Relay the open batch, and close it."""
         newest = {partition: max(rows) for partition, rows in appended.items() if rows}

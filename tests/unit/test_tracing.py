@@ -93,11 +93,11 @@ def test_a_batch_links_to_each_context_once_and_says_what_failed(spans):
     for _ in range(200):
         with spans.tracer.start_as_current_span("request"):
             contexts.append(tracing.current_headers())
-    span = tracing.BatchSpan("kafka", "send", "send", "orders", start_ns=tracing.now_ns())
+    span = tracing.TracedBatch("kafka", "send", "send", "orders", start_ns=tracing.now_ns())
     span.set(destination__partition__id="3")
     span.add([contexts[0], contexts[0], (), contexts[1]])
     span.end("NOT_LEADER")
-    with suppress(ZeroDivisionError), tracing.BatchSpan("pushrep", "relay", "send", "orders") as many:
+    with suppress(ZeroDivisionError), tracing.TracedBatch("pushrep", "relay", "send", "orders") as many:
         many.add(contexts)
         raise ZeroDivisionError
     [sent], [relayed] = spans.named("send orders"), spans.named("relay orders")
