@@ -239,9 +239,10 @@ def test_what_became_of_an_unanswered_commit_is_looked_up(producers, store, is_d
     assert store.write("billing", "orders", 0, Startpoint.specific(40), "go") > first
 
 
-def test_records_of_others_are_refused_by_name(broker, topic, store):
+@pytest.mark.parametrize("value", [b'{"event": "written"}', b"[" * 100_000, b'{"event": 1e999}', b"\xff", b"[]"])
+def test_records_of_others_are_refused_by_name(broker, topic, store, value):
     store.write("billing", "orders", 0, Startpoint.specific(20), "go")
-    send(plain_producer(broker.bootstrap_servers), topic, [(b"written/7", b'{"event": "written"}')])
+    send(plain_producer(broker.bootstrap_servers), topic, [(b"written/7", value)])
     with pytest.raises(CorruptStore, match="use another topic"):
         store.read("billing", "orders", 0)
     with pytest.raises(CorruptStore, match="use another topic"):

@@ -107,7 +107,7 @@ def test_a_leader_that_an_accepted_loss_did_not_reach_counts_what_was_true(monke
             return tuple(one for one in effects if not isinstance(one, follower.Append | follower.Flush))
         return effects
 
-    for seed in range(184, 184 + TRIES_MAX):  # the first one is known to meet it; code that changes may move it
+    for seed in range(328, 328 + TRIES_MAX):  # the first one is known to meet it; code that changes may move it
         if "unfenced" not in run(seed, LOSSY, STEPS).counts:
             continue
         with closing(World(seed, LOSSY)) as world, monkeypatch.context() as patch:
