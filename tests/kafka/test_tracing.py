@@ -37,7 +37,7 @@ def test_a_trace_goes_from_append_over_the_topic_to_both_consumers(broker, tmp_p
 
     settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "log_level": 0}
     with spans.traced():
-        with Outbox.open(tmp_path, topic, 1, "shop", kafka=KafkaDestination(servers)) as outbox:
+        with Outbox.open(tmp_path, topic, 1, "shop", kafka=KafkaDestination(bootstrap_servers=servers)) as outbox:
             with spans.tracer.start_as_current_span("request") as request:
                 outbox.append_many(0, [b"a", b"b"])
             outbox.append(0, b"of no request")
