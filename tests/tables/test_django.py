@@ -71,7 +71,7 @@ def test_migrations_make_the_tables_that_outbox_table_makes(engine, dsn, project
     assert project.run("makemigrations", "--check", "--dry-run") == ""
     more = {"postgresql": lambda: next(other), "sqlite": lambda: f"sqlite:///{tmp_path / 'other.db'}"}
     if engine.dialect.name == "postgresql":
-        other = new_database(request.getfixturevalue("server"))
+        other = new_database(request.getfixturevalue("postgresql"))
     beside = engine_of(more[engine.dialect.name]())
     metadata = MetaData()
     OutboxTable(metadata)
