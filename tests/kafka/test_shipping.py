@@ -196,7 +196,7 @@ destination = KafkaDestination(bootstrap_servers=servers)
 with Outbox.open(
     directory, topic, 3, "test", kafka=destination, durability=Durability.BUFFERED,
     config=OutboxConfig(
-        batch_bytes=2000, linger_ms=1, open_timeout_s=60, log_config=LogConfig(flush_ms=10),
+        linger_ms=1, open_timeout_s=60, log_config=LogConfig(batch_bytes=2000, flush_ms=10),
     ),
 ) as outbox:
     print("open", flush=True)
