@@ -174,7 +174,7 @@ with Outbox.open(
     retry_backoff_ms=20),
     config=OutboxConfig(
         open_timeout_s=60, push=PushSettings(backoff_min_ms=5, backoff_max_ms=50),
-        log_config=LogConfig(preallocate_bytes=0), batch_bytes=2000,
+        log_config=LogConfig(preallocate_bytes=0, batch_bytes=2000),
     ),
 ) as outbox:
     def append():
