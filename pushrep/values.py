@@ -150,7 +150,7 @@ class RecordValues:
         self._partitioner = None if partition_by is None else Partitioner(partitions, partition_by)
         self.serializes = serializer is not None or key_serializer is not None
 
-    def one(self, value: Any, key: Any) -> tuple[Any, Any]:
+    def bytes_of(self, value: Any, key: Any) -> tuple[Any, Any]:
         """The value's and the key's bytes."""
         return value if self._value is None else self._value(value), key if self._key is None else self._key(key)
 

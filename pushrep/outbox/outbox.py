@@ -532,7 +532,7 @@ class Outbox(FirstErrorRaised):
         """Serialize and check a record; what appends it, which may be tried again."""
         if value is MISSING:
             raise RecordRefused("value", "has to be given; None is a tombstone")
-        data, key = self.values.one(value, key)
+        data, key = self.values.bytes_of(value, key)
         record = self._rules.one(data, key, headers, timestamp_ms, metadata)
         if partition is None:
             partition = self.values.partition(value, None if record.keys is None else record.keys[0])

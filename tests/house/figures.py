@@ -332,6 +332,8 @@ WALKS = {
 }
 """Where the five walks of the map begin: module, function, parameter."""
 
+STAND_INS = "pushrep.testing"
+
 
 class Walk:
     """Follows a value through the text of the functions that it is passed to, depth first, each function once.
@@ -341,6 +343,7 @@ class Walk:
     the text says which function of ours it is: a name of the module or an import, a method of the same class, or a
     method that one class of the product alone has, if the caller's imports lead to that class and no container or
     text of Python's own has it: `collect` of another library is not ours, nor `items` of a mapping or `join` of a text.
+    What stands in for our classes in users' tests has their methods, too, and is left out.
     A class is entered by its `__init__`, or not at all.
     """
 
@@ -358,6 +361,8 @@ class Walk:
                     for one in node.body:
                         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
                             self._functions[module, f"{node.name}.{one.name}"] = one
+                            if module == STAND_INS:
+                                continue
                             methods[one.name].append((module, f"{node.name}.{one.name}"))
         of_python = {name for kind in (bytes, dict, list, set, str) for name in dir(kind)}
         self._unique = {name: where[0] for name, where in methods.items() if len(where) == 1 and name not in of_python}
