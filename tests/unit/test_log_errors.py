@@ -56,7 +56,9 @@ def test_a_refused_write_says_what_to_do(number, remedy, shortage):
     ],
 )
 def test_who_holds_a_log_is_told_as_far_as_it_is_known(pid, is_own, says, says_not):
-    pid = os.getpid() if pid == "own" else pid  # not in the table: each process of the tests has to collect the same names
+    pid = (
+        os.getpid() if pid == "own" else pid
+    )  # not in the table: each process of the tests has to collect the same names
     locked = LogLocked(LOG, pid, is_own=is_own)
     assert says in str(locked)
     assert says_not not in str(locked)
