@@ -4,7 +4,8 @@
 
 Only files are read, by position, so reading never waits for an append. An index entry is used only if the batch at its
 position is the one that it names; else the segment is scanned from its beginning. Everything below the end of `bounds`
-was written whole, so other bytes there, or a batch out of place, are CorruptBatch, and never skipped.
+was written whole, so other bytes there, or a batch out of place, are CorruptBatch, and never skipped. So is a sealed
+segment that is not the one that was sealed, before any of it is given (seals.py).
 
     | batch 0-3 | batch 4-7 | batch 8-11 |       a batch that crosses the end of the range waits until that has passed
                      ^ end 6                     it: as a batch, 0-3 is all there is; as records, 0 to 5
@@ -53,10 +54,12 @@ from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRang
 from pushrep.log.indexes import IndexFile
 from pushrep.log.inspection import read_state
 from pushrep.log.published import Damaged, LogOffsets, PublishedReader
+from pushrep.log.seals import SealChecks
 from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
 from pushrep.log.walk import (
     WINDOW_BYTES,
     CleanEnd,
+    Damage,
     ScanEnd,
     ScannedHeader,
     ScanRange,
@@ -139,10 +142,10 @@ class LogSlices:
 
     bases(fresh): the base offsets of the segments, ascending; None: the directory's. epochs(): which leader epoch
     begins where: checks the batches' own, which no CRC covers. files: the open ones, shared with other LogSlices; a
-    file is among them as long as there is a slice of it.
+    file is among them as long as there is a slice of it. seals: shared with whoever opens segments beside this.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the log, and what others know of it
         self,
         filesystem: Filesystem,
         directory: Path,
@@ -150,8 +153,10 @@ class LogSlices:
         bases: Callable[[bool], Sequence[int]] | None = None,
         epochs: Callable[[], LeaderEpochs] = LeaderEpochs,
         files: MutableMapping[Path, SlicedFile] | None = None,
+        seals: SealChecks | None = None,
     ) -> None:
         self._filesystem, self._directory = filesystem, directory
+        self._seals = seals or SealChecks(filesystem, directory)
         self._bases, self._epochs = bases or self._listed, epochs
         self._files = files
         self._known: Sequence[int] = ()
@@ -160,7 +165,8 @@ class LogSlices:
     def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
         """The batches with offsets in [offset, limit), from one segment: at most `max_bytes`, but at least one.
 
-        None if a header is out of place. limit: the end of a batch, below which everything was written. Raises OSError.
+        None if a header is out of place, or the segment is not the one that was sealed. limit: the end of a batch,
+        below which everything was written. Raises OSError.
         """
         return self._read(self._bases(False), offset, limit, max_bytes) or self._read(
             self._bases(True), offset, limit, max_bytes
@@ -169,6 +175,7 @@ class LogSlices:
     def forget(self) -> None:
         """Forget the files, because the log was cut, or another process writes it now."""
         self._next, self._known = None, ()
+        self._seals.forget()
         files = self._files or {}
         for path in [path for path in files if path.parent == self._directory]:
             files.pop(path, None)
@@ -186,6 +193,8 @@ class LogSlices:
             return None
         if self._files is not None:
             self._files[path] = file
+        if self._seals.contradiction(segment, file) is not None:
+            return None
         end_offset = bases[at + 1] if at + 1 < len(bases) else None
         batches = scan_headers(file, self._begun(file, segment, end_offset, offset))
         found = _slice(batches, self._epochs(), offset, limit, max_bytes)
@@ -304,6 +313,7 @@ class BatchReader:
         self._filesystem, self._directory, self._log = filesystem, directory, log
         # Where the last reads ended, so that reading on from there needs no index.
         self._hints: dict[int, _Place] = {}
+        self._seals = SealChecks(filesystem, directory)
         # The newest time of sealed segments whose time index was checked against the batches, by the segment's bounds
         # and the entry that was used.
         self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
@@ -416,6 +426,7 @@ class BatchReader:
     def forget(self) -> None:
         """Forget the remembered positions and times: the log was cut."""
         self._hints, self._newest_ms = {}, {}
+        self._seals.forget()
 
     def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
         for name, offset in (("start", start), ("end", end)):
@@ -534,6 +545,9 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
+            if (why := self._seals.contradiction(place.base, file)) is not None:
+                yield Damage(place.position, place.next_offset, why)
+                return
             what = ScanRange(
                 base_offset=place.base,
                 position=place.position,

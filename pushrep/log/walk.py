@@ -118,7 +118,7 @@ time. No NamedTuple: making one costs a third of the scan."""
 
 
 class ReadableFile(Protocol):
-    """What a scan of headers needs of a File."""
+    """What `scan` and `scan_headers` need of a File."""
 
     def read_at(self, size: int, position: int) -> bytes: ...
     def size(self) -> int: ...
@@ -182,7 +182,7 @@ class ScanRange(NamedTuple):
         return reason
 
 
-def scan(file: File, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> Iterator[ScanStep]:
+def scan(file: ReadableFile, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> Iterator[ScanStep]:
     """Every whole batch in order, then exactly one CleanEnd, TornTail or Damage. Raises OSError."""
     window = _Window(file, window_bytes)
     position, expected, epoch = what.position, what.first_offset, what.leader_epoch
@@ -277,7 +277,7 @@ class _Window:
 
     __slots__ = ("_data", "_file", "_size", "_start")
 
-    def __init__(self, file: File, size_bytes: int) -> None:
+    def __init__(self, file: ReadableFile, size_bytes: int) -> None:
         self._file, self._size = file, size_bytes
         self._start, self._data = 0, memoryview(b"")
 

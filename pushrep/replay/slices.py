@@ -25,6 +25,7 @@ from pushrep.env import Filesystem
 from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.reader import LogSlices, SlicedFile
+from pushrep.log.seals import SealChecks
 from pushrep.records import HEADER_BYTES, BatchHeader, RecordBatch
 from pushrep.records.header import LENGTH_ENDS_AT, length_of_first, split_batches
 
@@ -101,11 +102,12 @@ class BatchWindows:
 
     def __init__(self, directory: Path, filesystem: Filesystem, buffers: Buffers) -> None:
         self._directory, self._filesystem, self._buffers = directory, filesystem, buffers
+        self._seals = SealChecks(filesystem, directory)
 
     def windows(self, start: int, end: int) -> Iterator[Window]:
         """The batches with an offset in [start, end), by windows, as far as they are in order. Raises nothing."""
         with suppress(CorruptBatch, OSError):
-            found = LogSlices(self._filesystem, self._directory).read(start, end, 1)
+            found = LogSlices(self._filesystem, self._directory, seals=self._seals).read(start, end, 1)
             if found is None:
                 return
             file, segment, ((position, expected, _, _, epoch, *_), *_) = found
@@ -117,6 +119,8 @@ class BatchWindows:
                         return
                     segment, position = expected, 0
                     file = SlicedFile(self._filesystem.open(following, writable=False))
+                    if self._seals.contradiction(segment, file) is not None:
+                        return
                     continue
                 headers = [batch.header for batch in batches]
                 ends = [(expected, epoch), *[(one.next_offset, one.leader_epoch) for one in headers]]

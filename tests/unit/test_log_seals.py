@@ -3,7 +3,8 @@
 import shutil
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -19,15 +20,16 @@ from pushrep.log.inspection import leftovers
 from pushrep.log.repair import Repairer
 from pushrep.log.seals import SEAL_BYTES, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
+from pushrep.replay import TO_END, ReplayClient, ReplayFailed, ReplayRefused, ReplayRequest
 from tests.readers.batch_bytes import parse_batches
 
 SMALL = LogConfig(segment_bytes=1024)
 
 GOLDEN = bytes.fromhex(
-    "707573687365616c0000000100000000"  # magic, version, zeros
+    "707573687365616c00000001aabbccdd"  # magic, version, CRC of the first batch
     "000102030405060708090a0b0c0d0e0f0000000387654321"  # topic id, partition, CRC of the headers
     "00000000000000640000000000000096"  # base offset, end offset
-    "000000000000040000000000000000050000000000000000"  # size, batches, zeros
+    "000000000000040000000000000000051122334400000300"  # size, batches, CRC and position of the last batch
 )
 
 
@@ -40,6 +42,9 @@ def test_a_seal_has_the_bytes_that_are_documented():
         size_bytes=1024,
         batches=5,
         headers_crc=0x87654321,
+        first_crc=0xAABBCCDD,
+        last_crc=0x11223344,
+        last_position=768,
     )
     data = encode_seal(seal)
     assert data[:80] == GOLDEN
@@ -106,6 +111,106 @@ def test_a_segment_of_another_log_in_the_place_of_one_is_found(tmp_path):
     (tmp_path / ".pushrep_published").unlink()
     with SegmentLog.open(path, SMALL) as log:
         assert log.damaged_from == bases(path)[1], "the scan of an opening finds it, too"
+
+
+@contextmanager
+def _owner(path: Path) -> Iterator[Callable[[int], list[bytes]]]:
+    with SegmentLog.open(path, SMALL) as log:
+        yield lambda start: [record.value for record in log.records(start)]
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[Callable[[int], list[bytes]]]:
+    with SegmentLog.open_reader(path, isolation="written") as log:
+        yield lambda start: [record.value for record in log.records(start)]
+
+
+@contextmanager
+def _slices(path: Path) -> Iterator[Callable[[int], list[bytes]]]:
+    """As they are pushed, shipped and sent: where there is no slice, the log's own read raises."""
+    with SegmentLog.open(path, SMALL) as log:
+        slices = log.slices()
+
+        def read(start: int) -> list[bytes]:
+            values = []
+            while start < log.log_end_offset:
+                found = slices.read(start, log.log_end_offset, 1 << 20)
+                data = log.read(start, 1) if found is None else found.file.read_at(found.size_bytes, found.position)
+                batches = parse_batches(data)
+                values += [record.value for batch in batches for record in batch.records]
+                start = batches[-1].next_offset
+            return values
+
+        yield read
+
+
+@contextmanager
+def _replay(path: Path) -> Iterator[Callable[[int], list[bytes]]]:
+    with ReplayClient(path.parent) as client:
+        yield lambda start: [record.value for record in client.replay(ReplayRequest(path.name, start, TO_END))]
+
+
+_KAFKAS = (".log", ".index", ".timeindex")
+
+
+def foreign(path: Path, base: int, *suffixes: str) -> None:
+    """Put another log's files in the place of the segment's: the same offsets and size, and every CRC is right."""
+    with SegmentLog.open(path.parent / "other" / path.name, SMALL) as log:
+        for first in range(0, 400, 10):
+            log.append([b"%06d" % n + b"x" * 20 for n in range(first, first + 10)], durability=Durability.BUFFERED)
+    for suffix in suffixes:
+        restored = path / f"{base:020d}{suffix}"
+        was = restored.stat().st_size
+        restored.write_bytes((log.path / restored.name).read_bytes())
+        assert restored.stat().st_size == was
+
+
+@pytest.mark.parametrize("suffixes", [_KAFKAS, (*_KAFKAS, ".seal")], ids=["without its seal", "with it"])
+@pytest.mark.parametrize("way", [_owner, _reader, _slices, _replay])
+def test_o6_no_record_of_a_segment_of_another_log_is_given(tmp_path, way, suffixes):
+    """identity O6: a restore into the wrong directory; found by the first read, from wherever it begins."""
+    path = made(tmp_path / "orders-0", 400)
+    first, second, third, *_ = bases(path)
+    foreign(path, second, *suffixes)
+    with way(path) as read:
+        for start in (second, second + 15):
+            with pytest.raises((CorruptBatch, ReplayFailed, ReplayRefused), match="sealed"):
+                read(start)
+        with pytest.raises((CorruptBatch, ReplayFailed, ReplayRefused), match="sealed"):
+            read(first)
+        assert len(read(third + 10)) == 390 - third, "what lies behind it is ours"
+
+
+@pytest.mark.parametrize("at", [0, -1], ids=["first batch", "last batch"])
+def test_o6_one_batch_of_another_log_at_an_end_of_its_segment_is_enough(tmp_path, at):
+    """A copy of the same log that went another way later has the same first batches."""
+    path = made(tmp_path / "orders-0", 400)
+    base = bases(path)[1]
+    segment = path / f"{base:020d}.log"
+    ours = segment.read_bytes()
+    foreign(path, base, ".log")
+    batch, theirs, mixed = parse_batches(ours)[at], segment.read_bytes(), bytearray(ours)
+    behind = batch.position + batch.size
+    mixed[batch.position : behind] = theirs[batch.position : behind]
+    segment.write_bytes(mixed)
+    with _reader(path) as read, pytest.raises(CorruptBatch, match="sealed"):
+        read(base)
+
+
+def test_o6_a_damaged_last_batch_costs_no_record_before_it(tmp_path):
+    """Damage is no foreign segment: the walk gives what is whole."""
+    path = made(tmp_path / "orders-0")
+    base, following, *_ = bases(path)[1:]
+    segment = path / f"{base:020d}.log"
+    last = parse_batches(segment.read_bytes())[-1]
+    for position in (last.position + 17, last.position + 70):  # its CRC, a record
+        flip(segment, position)
+        with SegmentLog.open_reader(path, isolation="written") as log:
+            given, records = [], log.records(base, following)
+            with pytest.raises(CorruptBatch) as raised:
+                given.extend(record.offset for record in records)
+        assert (given, raised.value.offset) == (list(range(base, last.base_offset)), last.base_offset)
+        flip(segment, position)
 
 
 def test_a_segment_with_its_seal_from_another_log_is_found(tmp_path):
