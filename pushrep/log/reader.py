@@ -33,7 +33,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
@@ -257,6 +258,7 @@ _PAGE_BYTES = 4096
 _FEW, _FEW_BYTES = 1000, 16 << 10
 """For so few offsets less is read at once."""
 _HINTS_MAX = 64
+_TIME_MAX = (1 << 63) - 1
 _LOOKS_MAX = 100  # a writer that publishes all the time must not prevent that damage is reported
 
 
@@ -403,13 +405,23 @@ class BatchReader:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
         if not hasattr(timestamp_ms, "__index__"):
             raise BadArgument("timestamp_ms", f"give whole milliseconds since 1970, not {timestamp_ms!r}")
+        return self._found(partial(self._first_since, timestamp_ms))
+
+    def offset_of_largest_timestamp(self) -> int | None:
+        """Offset of the first record with the largest time, as Kafka's ListOffsets gives it for the time -3; None if no
+        record has a time.
+        """
+        return self._found(self._of_largest_timestamp)
+
+    def _found(self, search: Callable[[Bounds], int | None]) -> int | None:
+        """The result of a search in what can be read now; begun anew if retention or a cut came in between."""
         while True:
             bounds, cuts = self._log.bounds(), self._log.cuts()
             try:
-                return self._first_since(timestamp_ms, bounds)
+                return search(bounds)
             except OffsetOutOfRange:
                 if (self._log.bounds(), self._log.cuts()) == (bounds, cuts):
-                    raise  # retention or a cut came in between: search again in what is left
+                    raise
 
     def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
         start = self._start_for_timestamp(timestamp_ms, bounds)
@@ -422,6 +434,41 @@ class BatchReader:
                 if record.timestamp_ms >= timestamp_ms and bounds.start <= record.offset < bounds.end:
                     return record.offset
         return None
+
+    def _of_largest_timestamp(self, bounds: Bounds) -> int | None:
+        """The newest time by the segments, then the first record that has it. A control batch can be newer than every
+        record, in a log that a broker wrote: then the records alone tell.
+        """
+        bases = [base for base in self._log.bases(fresh=True) if base < bounds.end]
+        newest_ms = -1
+        for base, next_base in pairwise([*bases, bounds.end]):
+            if next_base > bounds.start:
+                newest_ms = max(newest_ms, self._newest_between(base, next_base, bounds, is_sealed=base != bases[-1]))
+        if newest_ms < 0:
+            return None
+        found = self._first_since(newest_ms, bounds)
+        if found is None:
+            times = [(one.timestamp_ms, -one.offset) for one in self.records(*bounds) if one.timestamp_ms >= 0]
+            found = -max(times)[1] if times else None
+        return found
+
+    def _newest_between(self, base: int, next_base: int, bounds: Bounds, *, is_sealed: bool) -> int:
+        """The newest time in the part of a segment that can be read; -1: none."""
+        last = IndexFile(self._filesystem, segment_path(self._directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY).last
+        if is_sealed and base >= bounds.start:
+            newest_ms = self._newest(base, next_base, last, _TIME_MAX)
+            if newest_ms != _TIME_MAX:
+                return newest_ms
+        start, newest_ms = max(base, bounds.start), -1
+        # Nothing before an entry's batch is newer than it, if all of that batch can be read.
+        if last is not None and start <= base + last[1] < next_base and self._is_true(base, last):
+            start = base + last[1]
+        for _, batch in self._walk(start, next_base, WINDOW_BYTES):
+            if bounds.start <= batch.header.base_offset and batch.header.next_offset <= bounds.end:
+                newest_ms = max(newest_ms, batch.header.max_timestamp_ms)
+            else:
+                newest_ms = max(newest_ms, *(row.timestamp_ms for row in batch.rows().between(*bounds)))
+        return newest_ms
 
     def forget(self) -> None:
         """Forget the remembered positions and times: the log was cut."""
@@ -777,6 +824,10 @@ class LogReader(ClosedAtExit):
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
         return self._reader.offset_for_timestamp(timestamp_ms)
+
+    def offset_of_largest_timestamp(self) -> int | None:
+        """As SegmentLog's, of what this isolation reads."""
+        return self._reader.offset_of_largest_timestamp()
 
     def bounds(self) -> Bounds:
         """[log start, end of what this isolation reads)."""

@@ -781,6 +781,13 @@ class SegmentLog(ClosedAtExit):
         self._checked_writer()
         return self._reader.offset_for_timestamp(timestamp_ms)
 
+    def offset_of_largest_timestamp(self) -> int | None:
+        """Offset of the first record with the largest time, as Kafka's ListOffsets gives it for the time -3; None if no
+        record has a time.
+        """
+        self._checked_writer()
+        return self._reader.offset_of_largest_timestamp()
+
     def truncate_to(self, offset: int, *, force: bool = False, keep: bool = False) -> int:
         """Cut the log at the base of the batch that holds `offset`; returns the new log end offset.
 

@@ -15,6 +15,7 @@ from pushrep.records import BatchHeader
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=1, preallocate_bytes=0, flush_ms=600_000)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CONFIG = LogConfig(segment_bytes=1000, index_interval_bytes=100, preallocate_bytes=0, flush_ms=600_000)
 
@@ -88,3 +89,23 @@ def test_the_checkpoints_alone_tell_of_whole_batches(sizes, data):
                 assert (reader.stable_offset, reader.log_end_offset) == (whole, whole)
                 assert [record.offset for record in reader.records(0)] == list(range(whole))
                 assert sum(len(batch) for batch in reader.batches(0)) == whole
+
+
+@settings(max_examples=60)
+@given(batches=st.lists(st.lists(st.integers(-1, 6), min_size=1, max_size=5), min_size=1, max_size=12), data=st.data())
+def test_the_largest_time_is_of_what_can_be_read(batches, data):
+    """The first record that has it, of any range: both ends may lie inside of a batch."""
+    times = [time for batch in batches for time in batch]
+    disk = SimulatedDisk()
+    with SegmentLog.open(PATH, SMALL, has_replicas=True, filesystem=disk, clock=SimulatedClock()) as log:
+        for batch in batches:
+            values = [b"%d" % time * 20 for time in batch]
+            log.append(values, timestamps_ms=batch, durability=Durability.BUFFERED)
+        log.flush()
+        log.advance_high_watermark(data.draw(st.integers(0, len(times))))
+        log.delete_records(data.draw(st.integers(0, log.stable_offset)))
+        with SegmentLog.open_reader(PATH, filesystem=disk) as reader:
+            for readable in (log, reader):
+                end = len(times) if readable is log else reader.stable_offset
+                timed = [(times[offset], -offset) for offset in range(log.log_start_offset, end) if times[offset] >= 0]
+                assert readable.offset_of_largest_timestamp() == (-max(timed)[1] if timed else None)

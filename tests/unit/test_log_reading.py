@@ -99,6 +99,25 @@ def test_the_first_record_at_or_after_a_time(readable):
     assert readable.offset_for_timestamp(max(TIMES) + 1) is None
 
 
+@pytest.mark.parametrize("suffix", [None, ".timeindex", ".index"], ids=["whole", "no time index", "no index"])
+def test_the_record_with_the_largest_time(tmp_path, suffix):
+    """Kafka's ListOffsets -3: of several with that time the first one, wherever it lies, within what can be read."""
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log, SegmentLog.open_reader(log.path) as reader:
+        assert log.offset_of_largest_timestamp() is None
+        for largest in (35, 130, 135, 187, 199):
+            for first in range(log.log_end_offset, log.log_end_offset + 200, 20):
+                numbers = range(first % 200, first % 200 + 20)
+                times = [9000 + largest if n in {largest, largest + 7} else 1000 + n % 50 for n in numbers]
+                log.append([b"%d" % n * 20 for n in numbers], timestamps_ms=times, durability=BUFFERED)
+            log.flush()
+            for path in log.path.glob(f"*{suffix}"):
+                path.unlink()
+            at = log.log_end_offset - 200 + largest
+            assert (log.offset_of_largest_timestamp(), reader.offset_of_largest_timestamp()) == (at, at)
+        log.delete_records(at + 1)
+        assert log.offset_of_largest_timestamp() is None, "it was the last record"
+
+
 INDEX_DAMAGE = {
     "removed": None,
     "emptied": lambda data, entry: b"",
