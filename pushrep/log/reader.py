@@ -436,39 +436,30 @@ class BatchReader:
         return None
 
     def _of_largest_timestamp(self, bounds: Bounds) -> int | None:
-        """The newest time by the segments, then the first record that has it. A control batch can be newer than every
-        record, in a log that a broker wrote: then the records alone tell.
+        """The newest time of the segments, then the first record that has it. If that is a record outside of the range,
+        or a control batch in a log that a broker wrote, the records alone tell.
         """
         bases = [base for base in self._log.bases(fresh=True) if base < bounds.end]
         newest_ms = -1
         for base, next_base in pairwise([*bases, bounds.end]):
             if next_base > bounds.start:
-                newest_ms = max(newest_ms, self._newest_between(base, next_base, bounds, is_sealed=base != bases[-1]))
-        if newest_ms < 0:
-            return None
-        found = self._first_since(newest_ms, bounds)
-        if found is None:
+                newest_ms = max(newest_ms, self._newest_of(base, next_base, bounds, is_sealed=base != bases[-1]))
+        found = self._first_since(newest_ms, bounds) if newest_ms >= 0 else None
+        if found is None and newest_ms >= 0:
             times = [(one.timestamp_ms, -one.offset) for one in self.records(*bounds) if one.timestamp_ms >= 0]
             found = -max(times)[1] if times else None
         return found
 
-    def _newest_between(self, base: int, next_base: int, bounds: Bounds, *, is_sealed: bool) -> int:
-        """The newest time in the part of a segment that can be read; -1: none."""
+    def _newest_of(self, base: int, next_base: int, bounds: Bounds, *, is_sealed: bool) -> int:
+        """The newest time of the segment's batches that hold what can be read, or a later one; -1: none."""
         last = IndexFile(self._filesystem, segment_path(self._directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY).last
-        if is_sealed and base >= bounds.start:
-            newest_ms = self._newest(base, next_base, last, _TIME_MAX)
-            if newest_ms != _TIME_MAX:
-                return newest_ms
-        start, newest_ms = max(base, bounds.start), -1
-        # Nothing before an entry's batch is newer than it, if all of that batch can be read.
-        if last is not None and start <= base + last[1] < next_base and self._is_true(base, last):
-            start = base + last[1]
-        for _, batch in self._walk(start, next_base, WINDOW_BYTES):
-            if bounds.start <= batch.header.base_offset and batch.header.next_offset <= bounds.end:
-                newest_ms = max(newest_ms, batch.header.max_timestamp_ms)
-            else:
-                newest_ms = max(newest_ms, *(row.timestamp_ms for row in batch.rows().between(*bounds)))
-        return newest_ms
+        if is_sealed and (newest_ms := self._newest(base, next_base, last, _TIME_MAX)) != _TIME_MAX:
+            return newest_ms
+        start = base
+        if last is not None and base + last[1] < next_base and self._is_true(base, last):
+            start = base + last[1]  # no batch before the entry's is newer
+        walk = self._walk(max(start, bounds.start), next_base, WINDOW_BYTES)
+        return max((batch.header.max_timestamp_ms for _, batch in walk), default=-1)
 
     def forget(self) -> None:
         """Forget the remembered positions and times: the log was cut."""
