@@ -2,7 +2,7 @@
 missing.
 
     00000000000000001042.seal     84 bytes, big-endian
-      0    magic 8, "pushseal" | version u32, 1 | CRC of the first batch u32
+      0    magic 8, "pushseal" | version u32, 2 | CRC of the first batch u32
      16    topic id 16 | partition i32 | headers' CRC-32C u32
      40    base offset i64 | end offset i64 | size of the .log in bytes i64
      64    batches i64 | CRC of the last batch u32 | position of the last batch u32 | CRC-32C u32 of the 80 before
@@ -39,7 +39,7 @@ from pushrep.records.header import CRC_AT, LENGTH, LENGTH_AT, LENGTH_ENDS_AT, SE
 
 _LOG = logging.getLogger("pushrep.log")
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"pushseal"
 _BODY = struct.Struct(">8sII16siIqqqqII")
 _CRC = struct.Struct(">I")

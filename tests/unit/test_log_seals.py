@@ -26,7 +26,7 @@ from tests.readers.batch_bytes import parse_batches
 SMALL = LogConfig(segment_bytes=1024)
 
 GOLDEN = bytes.fromhex(
-    "707573687365616c00000001aabbccdd"  # magic, version, CRC of the first batch
+    "707573687365616c00000002aabbccdd"  # magic, version, CRC of the first batch
     "000102030405060708090a0b0c0d0e0f0000000387654321"  # topic id, partition, CRC of the headers
     "00000000000000640000000000000096"  # base offset, end offset
     "000000000000040000000000000000051122334400000300"  # size, batches, CRC and position of the last batch
