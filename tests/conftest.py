@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,3 +233,18 @@ def postgresql():
 
     with running_server() as url:
         yield url
+
+
+_OF_AN_OPEN_LOG = ("pushrep-linger-", "pushrep-scrub", "pushrep-control", "pushrep-flusher")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_outbox_is_left_open():
+    """What a module leaves open makes a later one fail, in an order that is drawn anew each time."""
+    before = set(threading.enumerate())
+    yield
+    left = [one for one in threading.enumerate() if one not in before and one.name.startswith(_OF_AN_OPEN_LOG)]
+    for thread in left:
+        thread.join(5)  # it may just be ending
+    left = [thread.name for thread in left if thread.is_alive()]
+    assert left == [], "a test of this module leaves an outbox or a log open"

@@ -25,6 +25,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic, perf_counter
@@ -420,7 +421,8 @@ class PartitionAppender:
 
     def end(self) -> None:
         """From now on the log is not opened again after a failure."""
-        self.log.when_stopped(lambda _failure: None)
+        with suppress(LogClosed):  # closed by hand: it calls nobody any more
+            self.log.when_stopped(lambda _failure: None)
         self._flusher.detach(self)
 
     def expire(self, since_ms: int, failure: Exception) -> None:
