@@ -5,7 +5,7 @@
     consume      ─▶ a span for each read, with the same links; `context_of(record)` for a span around your own work
 
 A record that has a traceparent keeps it: records are known by their content, so a context is stored once, where the
-record is made. Names are those of the semantic conventions of messaging (opentelemetry.io, version 1.41). Spans of
+record is made. Names are those of the semantic conventions of messaging (opentelemetry.io). Spans of
 batches are of kind CLIENT: a record's own context is that of the span in which it was appended.
 """
 
