@@ -91,7 +91,8 @@ def test_a_broken_promise_is_seen(mutation, monkeypatch):
     for seed in range(mutation.first_seed, mutation.first_seed + TRIES_MAX):
         if fails(seed, mutation.rules, STEPS) is not None:
             monkeypatch.undo()
-            assert fails(seed, mutation.rules, STEPS) is None, "it was not the mutation that was seen"
+            again = fails(seed, mutation.rules, STEPS)
+            assert again is None, f"it was not the mutation that was seen: {again}"
             return
     pytest.fail(f"{TRIES_MAX} worlds did not notice that it does not hold: {mutation.breaks}")
 
