@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from filtering.closing import ClosedAtExit
 from filtering.retry import Backoff
 from pushrep.errors import PushrepError
-from pushrep.replay.catalogue import CATALOGUE_NAME, CopyOrigin
+from pushrep.replay.catalogue import CATALOGUE_NAME, Catalogue, CopyOrigin
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.node_connection import NodeAccess
 from pushrep.replay.plan import FOLLOW, TO_END, RecordingInfo, ReplayRefused, ReplayRequest
@@ -89,11 +89,14 @@ class RecordingCopies(ClosedAtExit):
         recordings.is_copied = self._runs
 
     def resume(self) -> None:
-        """Go on with the copies that ran when the node stopped. In the worker's thread."""
+        """Go on with the copies that ran when the node stopped. In the worker's thread.
+
+        Reads the catalogue beside `Recordings`, which finishes interrupted deletions as it opens it: leaders come first.
+        """
         store = self._recordings.store
         if not store.filesystem.exists(store.data / CATALOGUE_NAME):
             return
-        for entry in self._recordings.catalogue:
+        for entry in Catalogue.open(store.data, store.filesystem):
             if entry.origin is None or entry.origin.is_done or entry.state is RecordingState.DELETED:
                 continue
             with self._lock:
