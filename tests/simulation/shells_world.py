@@ -46,6 +46,7 @@ from tests.support.simulated_network import SimulatedNetwork
 PORT = 7400
 DATA = Path("/data")
 JUMPS_MS = (2_000, 3_600_000, 10 * 365 * 86_400_000)
+_UNHEARD = "until it shows ours it gets nothing"  # N10: a lead goes on without a member that stored a newer grant
 ACCIDENTS = ("crash", "power", "power_soon", "cut", "block", "pause", "disk", "promote", "stop", "time")
 
 
@@ -584,9 +585,11 @@ class World:
                 self.nudged = set(range(self.rules.partitions))
             if count % 50 == 0 and self.is_settled():
                 break
-            if count % 300 == 0:  # a leader that nobody hears and nobody asks: an operator who knows of the newer one
+            if count % 300 == 0:  # an operator who knows of a newer leader, or that a member has a newer grant alone
                 leaders = [m for m in self.machines if m.leading is not None]
-                for machine in sorted(leaders, key=lambda m: m.service.grant.epoch)[:-1]:
+                older = sorted(leaders, key=lambda m: m.service.grant.epoch)[:-1]
+                contested = [m for m in leaders if any(_UNHEARD in why for why in m.leading.troubles().values())]
+                for machine in [*older, *contested]:
                     machine.service.is_stopping = True
             if count % 300 == 299 and not any(machine.service for machine in self.machines):
                 up = [machine for machine in self.machines if machine.node is not None]
