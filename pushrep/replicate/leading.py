@@ -135,7 +135,8 @@ class Leading:
         self._confirmations = Confirmations(grant, LEADER_ALIVE_MS)
         self._confirming = threading.Lock()  # guards `_confirmations` and `_doubting`
         self._doubting: Thread | None = None
-        self._shown: dict[int, tuple[int, int]] = {}  # by member: the newer grant that it showed last
+        self._shown: dict[int, tuple[int, int]] = {}
+        """By member: the newer grant that it showed since it was in sync last."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -170,8 +171,8 @@ class Leading:
                 found[index] = driver.trouble
             elif index in self.grant.indexes and index in self.new_directories.keys() | self.grant.entering:
                 found[index] = _NEW_DIRECTORY
-            elif (why := driver.refused or driver.refusal or self._why_contested(index)) and not all(
-                index in led.leader.in_sync for led in self.partitions.values()
+            elif not self._is_in_sync(index) and (
+                why := driver.refused or driver.refusal or self._why_contested(index)
             ):
                 found[index] = why
             elif driver.damage is not None:
@@ -181,6 +182,9 @@ class Leading:
         now_ms, before = self._clock.wall_ms(), self.troubled_since_ms
         self.troubled_since_ms = {index: before.get(index, now_ms) for index in found}
         return found
+
+    def _is_in_sync(self, index: int) -> bool:
+        return all(index in led.leader.in_sync for led in self.partitions.values())
 
     def _why_contested(self, index: int) -> str:
         shown = self._shown.get(index)
@@ -270,6 +274,8 @@ class Leading:
         """A replica answered, and has our grant."""
         with self._confirming:
             self._confirmations.on_own(replica, self._clock.monotonic_ms())
+            if self._is_in_sync(replica):
+                self._shown.pop(replica, None)
         self.on_kept(replica)
 
     def _notify_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
