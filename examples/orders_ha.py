@@ -184,9 +184,11 @@ class World:
 
     def __init__(self, root: Path, kafka: str | None) -> None:
         self.root, self.kafka = root, kafka
-        with ExitStack() as held:  # all at once, so that they differ
-            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * MEMBERS)]
-            ports = [one.getsockname()[1] for one in sockets]
+        self._held = [socket.socket() for _ in range(2 * MEMBERS)]
+        for one in self._held:  # bound, so that nobody else is given the port, also while its process is dead
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in self._held]
         self.node_ports, self.ports = ports[:MEMBERS], ports[MEMBERS:]
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
@@ -209,7 +211,7 @@ class World:
         process = self._start("node", index, command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         if not process.stdout.readline():
-            raise SystemExit(f"node {index} does not start: see {self.root}/node-{index}.log")
+            raise SystemExit(f"node {index} does not start:\n{(self.root / f'node-{index}.log').read_text()}")
 
     def start_service(self, index: int) -> None:
         command = [__file__, "service", str(self.root), str(index), str(self.ports[index])]
@@ -238,6 +240,8 @@ class World:
         for kind, index in sorted(self.processes, reverse=True):  # services first
             with suppress(OSError):
                 self.kill(kind, index)
+        for one in self._held:
+            one.close()
 
     def log_of(self, index: int) -> Path:
         (log,) = self.data(index).glob(f"*/{TOPIC}-0")

@@ -147,6 +147,8 @@ class TableRelay(FirstErrorRaised):
             self._run_on(logs)
         finally:
             ended.set()
+            if self._seen is None and not self._stop.is_set():
+                self._look()  # what stopped it before the first look is shown with the rows that wait
             if self._looking.acquire(timeout=WATCH_S):  # else the database hangs, and so does the one that looks
                 self._is_over = True
                 self._looking.release()
@@ -296,11 +298,10 @@ class TableRelay(FirstErrorRaised):
     def _wait_to_look(self) -> None:
         """Until a commit wakes it, or it is time to look again. Whoever sets `stop` of `run` wakes nobody."""
         looks_s = time.monotonic() + self._poll_s
-        while not self._woken.wait(max(0.0, min(_STOPS_S, looks_s - time.monotonic()))):
-            if self._stop.is_set():
-                raise _Stopping
-            if time.monotonic() >= looks_s:
-                return
+        while not self._stop.is_set():
+            left_s = looks_s - time.monotonic()
+            if left_s <= 0 or self._woken.wait(min(_STOPS_S, left_s)):
+                break
         if self._stop.is_set():
             raise _Stopping
 

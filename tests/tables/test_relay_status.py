@@ -103,6 +103,18 @@ def test_a_relay_that_is_stopped_by_a_row_is_a_problem_until_it_is_closed(engine
 
 
 @pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_relay_that_is_stopped_before_anybody_looked_still_shows_what_waits(
+    engine, dsn, orders, tmp_path, quick, monkeypatch
+):
+    monkeypatch.setattr(TableRelay, "_watch", lambda _relay, _ended: None)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO pushrep_outbox (topic, partition) VALUES ('orders', 7)"))
+    with open_outbox(tmp_path / "outbox") as outbox, relaying(outbox, dsn):
+        until(lambda: words(outbox) == ["table_stopped"])
+        assert outbox.status().relay.rows.waiting == 1
+
+
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
 def test_a_database_that_takes_no_statement_is_a_problem_and_keeps_no_status_waiting(
     engine, dsn, orders, tmp_path, quick, monkeypatch
 ):
