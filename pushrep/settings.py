@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pushrep.errors import BadArgument
 
@@ -25,6 +25,9 @@ DURATION_MAX_MS = 1 << 40
 DURATION_MAX_S = DURATION_MAX_MS // 1000
 
 REASON_CHARACTERS_MAX = 2000
+
+DYNAMIC: Final = object()
+"""In an annotation: the setting can be changed while what has it is open. The word is Kafka's."""
 
 _ENTRY = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 _NOTHING = {"none", "never"}
@@ -58,6 +61,7 @@ class Setting:
     words: Sequence[str]
     text: str
     is_secret: bool
+    is_dynamic: bool = False
 
     @property
     def is_needed(self) -> bool:
@@ -147,7 +151,8 @@ def settings_of(made: Callable[..., object]) -> Mapping[str, Setting]:
         kinds = get_args(bare) if get_origin(bare) in {Union, UnionType} else (bare,)
         words = next((extra.words for extra in extras if isinstance(extra, OneOf)), ())
         within = next((extra for extra in extras if isinstance(extra, Between)), None)
-        found[name] = Setting(name, kinds, default, within, words, texts.get(name, ""), is_secret)
+        is_dynamic = DYNAMIC in extras
+        found[name] = Setting(name, kinds, default, within, words, texts.get(name, ""), is_secret, is_dynamic)
     _KNOWN[made] = found
     return found
 

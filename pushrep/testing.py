@@ -87,7 +87,8 @@ class FakeOutbox(Outbox):
         self._appenders = dict(enumerate(self._all_appenders))
         nothing: Any = None
         self.facts = Facts(
-            self.directory, self.identity, self._settings, {}, None, self._budget, nothing, (), self._refused, dict, [],
+            self.directory, self.identity, self._settings, {}, None, self._budget, nothing, (), self._refused, dict,
+            nothing, [],
         )  # fmt: skip
 
     @classmethod

@@ -1,7 +1,7 @@
-"""`pushrep outbox create | transfer | hold | skip | parked | repartition | rebase`, and `pushrep ship`.
+"""`pushrep outbox create | transfer | hold | set | skip | parked | repartition | rebase`, and `pushrep ship`.
 
-The process that has the outbox open holds takeovers and skips records, asked on its control socket; without one, this
-process works on the directory.
+The process that has the outbox open holds takeovers, changes settings and skips records, asked on its control socket;
+without one, this process works on the directory.
 
 `pushrep outbox run` runs a service in any language and appends the lines that it prints, while this instance leads:
 
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, cast
@@ -64,6 +65,7 @@ from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import SkippedRecords, parked_records, repartition, skip_all, skip_records
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import identity_in
+from pushrep.outbox.kept_settings import DYNAMIC_SETTINGS, change_closed, dynamic_setting, read_kept
 from pushrep.outbox.member_changes import calls_of
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
@@ -79,7 +81,9 @@ _LOOK_S = 0.25
 
 @click.group()
 def outbox() -> None:
-    """Create and run an outbox with standbys, transfer its lead, hold takeovers; skip records, repartition, rebase."""
+    """Create and run an outbox with standbys, transfer its lead, hold takeovers; change settings, skip records,
+    repartition, rebase.
+    """
 
 
 @outbox.command(
@@ -350,6 +354,57 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
         said = {"reason": wanted.reason, "skipped": [one._asdict() for one in skips]}
         lines = [*map(_said_of, skips)] or ["nothing is given up: no such records are left, or they are already"]
     show_json(said) if as_json else say(*lines)
+
+
+@outbox.command(
+    "set",
+    short_help="Change retention and limits of an open outbox.",
+    epilog=f"NAME is one of {', '.join(DYNAMIC_SETTINGS)}; docs/settings.md has their units and ranges.",
+)
+@_DIRECTORY
+@click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
+@click.option(
+    "--delete",
+    "deleted",
+    metavar="NAME",
+    multiple=True,
+    help="Take NAME back: what the service gives at opening holds.",
+)
+@_JSON
+def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
+    """Change settings of the logs of the outbox in DIRECTORY, while a service has it open or not; without NAME=VALUE,
+    print those that were changed so.
+
+    \b
+      pushrep outbox set outbox retention_ms=86400000 retention_bytes=10737418240
+      pushrep outbox set outbox disk_refuse_percent=97 disk_refuse_free_bytes=1073741824
+      pushrep outbox set outbox --delete retention_ms
+
+    A service that has the outbox open goes on with the new settings at once: what is too old by them is removed within
+    seconds. They are kept in the directory, and stand above what the service gives at each later opening, until
+    --delete. With replicas they are this member's alone. With worker slots they are those of each slot that is there.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    asked = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
+    for name in deleted:
+        dynamic_setting(name)
+    for place in outboxes_at(directory):
+        if changes or deleted:
+            kept = _ask_or(place, "set", asked, partial(change_closed, place, **asked))
+        else:
+            kept = read_kept(REAL_FILESYSTEM, place)
+        if as_json:
+            show_json({"directory": str(place), "settings": kept})
+            continue
+        lines = [f"{name} = {'none' if value is None else value}" for name, value in kept.items()]
+        named = [] if place == directory else [f"{place.name}:"]
+        say(*named, *(lines or ["nothing is changed: what the service gives at opening holds"]))
+
+
+def _change_of(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"{text!r} is not NAME=VALUE")
+    return name, dynamic_setting(name).value_of(value)
 
 
 def _said_of(skip: Skip) -> str:

@@ -27,6 +27,7 @@ from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,
+    MAX_TIMESTAMP,
     TO_END,
     AtTime,
     Length,
@@ -102,7 +103,8 @@ class Until(NamedTuple):
     "--from",
     "from_",
     metavar="WHERE",
-    help="Begin at an offset, at the first record of an ISO 8601 time (UTC if it names no zone) or later, or at "
+    help="Begin at an offset, at the first record of an ISO 8601 time (UTC if it names no zone) or later, at "
+    "max-timestamp: the first record with the largest time, or at "
     f"latest: the last --count records ({_LATEST_RECORDS}), with --follow the end.  [default: the log's start]",
 )
 @click.option(
@@ -211,8 +213,11 @@ def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None, last
             position = max(starts.get(request.recording, 0), tip - last)
         elif _is_offset(from_):
             position = int(from_ or 0)
+        elif from_ == "max-timestamp":
+            position = AtTime(MAX_TIMESTAMP)
         elif from_ not in {None, "earliest"}:
-            position = AtTime(time_ms_of("--from", from_ or "", others="earliest, latest, an offset"))
+            others = "earliest, latest, an offset, max-timestamp"
+            position = AtTime(time_ms_of("--from", from_ or "", others=others))
         return client.replay(replace(request, position=position))
     except ReplayRefused as refused:
         if refused.code is ErrorCode.UNKNOWN_RECORDING:

@@ -60,7 +60,7 @@ class RecordsPage(NamedTuple):
 
 
 class AskedRecords(NamedTuple):
-    """The query of a page. start: an offset, a time, `earliest` or `latest`. form: one of FORMS."""
+    """The query of a page. start: an offset, a time, `earliest`, `latest` or `max-timestamp`. form: one of FORMS."""
 
     partition: int = 0
     start: str = "latest"
@@ -88,7 +88,11 @@ def _start(reader: LogReader, asked: AskedRecords, first: int, last: int) -> int
     if asked.start == "latest":
         return max(first, last - RECORDS_A_PAGE)
     if not asked.start.isdecimal():
-        found = reader.offset_for_timestamp(time_ms_of("--from", asked.start, others="earliest, latest, an offset"))
+        if asked.start == "max-timestamp":
+            found = reader.offset_of_largest_timestamp()
+        else:
+            others = "earliest, latest, an offset, max-timestamp"
+            found = reader.offset_for_timestamp(time_ms_of("--from", asked.start, others=others))
         return last if found is None else found
     if not first <= int(asked.start) <= last:
         raise click.ClickException(f"the log holds the offsets [{first}, {last})")

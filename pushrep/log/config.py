@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from pushrep.errors import BadArgument
 from pushrep.records import HEADER_BYTES, Codec
-from pushrep.settings import DURATION_MAX_MS, Between, check, with_near_names
+from pushrep.settings import DURATION_MAX_MS, DYNAMIC, Between, check, settings_of, with_near_names
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -21,7 +21,8 @@ _NEVER = -1
 _Count = Annotated[int, Between(0)]
 _FromOne = Annotated[int, Between(1)]
 _Ms = Annotated[int, Between(1, DURATION_MAX_MS)]
-_Percent = Annotated[int, Between(0, 100)]
+_Percent = Annotated[int, Between(0, 100), DYNAMIC]
+_FreeBytes = Annotated[int, Between(0), DYNAMIC]
 _InSegment = Annotated[int, Between(0, POSITION_MAX)]
 
 
@@ -111,8 +112,8 @@ class LogConfig:
         of all directories together take at most half of the process's descriptors (`ulimit -n`).
     """
 
-    segment_bytes: Annotated[int, Between(_BATCH_BYTES_MIN, POSITION_MAX)] = GIB
-    segment_ms: Annotated[int | None, Between(1)] = None
+    segment_bytes: Annotated[int, Between(_BATCH_BYTES_MIN, POSITION_MAX), DYNAMIC] = GIB
+    segment_ms: Annotated[int | None, Between(1), DYNAMIC] = None
     index_interval_bytes: _InSegment = 4096
     batch_bytes: Annotated[int, Between(1, BATCH_BYTES_LIMIT)] = 256 * KIB
     batch_bytes_max: Annotated[int, Between(_BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)] = MIB
@@ -121,17 +122,17 @@ class LogConfig:
     flush_bytes: _FromOne = 64 * MIB
     flush_ms: _Ms = 1000
     verify_last_segments: _Count = 0
-    retention_ms: Annotated[int | None, Between(-1)] = None
-    retention_bytes: Annotated[int | None, Between(-1)] = None
+    retention_ms: Annotated[int | None, Between(-1), DYNAMIC] = None
+    retention_bytes: Annotated[int | None, Between(-1), DYNAMIC] = None
     retention_files: _FromOne = 4
     retention_check_ms: _Ms = 300_000
     lease_max_s: _FromOne = 600
     disk_warn_percent: _Percent = 75
     disk_pressed_percent: _Percent = 85
     disk_refuse_percent: _Percent = 90
-    disk_warn_free_bytes: _Count = 40 * GIB
-    disk_pressed_free_bytes: _Count = 20 * GIB
-    disk_refuse_free_bytes: _Count = 10 * GIB
+    disk_warn_free_bytes: _FreeBytes = 40 * GIB
+    disk_pressed_free_bytes: _FreeBytes = 20 * GIB
+    disk_refuse_free_bytes: _FreeBytes = 10 * GIB
     scrub_bytes_per_s: _Count = 4 * MIB
     scrub_pause_s: _FromOne = 3600
     open_files_max: _FromOne = 4096
@@ -139,6 +140,16 @@ class LogConfig:
     def __post_init__(self) -> None:
         check(self)
         _ = self.disk_limits  # the limits have to rise
+
+    def refuse_change(self, to: "LogConfig") -> None:
+        """Raise BadArgument if a log that is open can't go on with `to` in the place of this."""
+        for name, setting in settings_of(LogConfig).items():
+            if not setting.is_dynamic and getattr(to, name) != getattr(self, name):
+                raise BadArgument(name, "can't be changed while the log is open")
+        before, after = self.batch_limit_bytes, to.batch_limit_bytes
+        if before != after:
+            why = f"the largest batch would have {after} bytes instead of {before}, which only an opening can change"
+            raise BadArgument("segment_bytes", why)
 
     @property
     def retention(self) -> tuple[int | None, int | None]:

@@ -51,7 +51,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import closing, suppress
 from enum import IntEnum
 from functools import partial
@@ -176,15 +176,14 @@ class DiskWatch:
             self._look()
             return self._usage
 
-    def status(self) -> DiskStatus:
-        """How full it is now, and the level that its logs are at."""
+    def status(self, limits: Collection[DiskLimits]) -> DiskStatus:
+        """How full it is now, and the level that logs with these limits are at."""
         usage = self.look()
-        with self._lock:
-            limits = tuple(self._levels)
         for one in limits:
             self.level(one)
         with self._lock:
-            worst = max(self._levels.values(), key=lambda one: (one[0], -one[1]), default=(DiskLevel.ROOM, 0))
+            levels = [self._levels[one] for one in limits]
+        worst = max(levels, key=lambda one: (one[0], -one[1]), default=(DiskLevel.ROOM, 0))
         return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, *worst)
 
     @property

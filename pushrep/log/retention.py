@@ -524,6 +524,11 @@ class Retention:
         with self._lock:
             self._look_at_clocks(is_opening=True)
 
+    def configure(self, config: LogConfig) -> None:
+        """The next pass goes by these settings."""
+        with self._lock:
+            self._config = config
+
     @property
     def has_work(self) -> bool:
         """Whether passes have to run: there is a rule, or a lease that may expire."""
@@ -781,6 +786,14 @@ class BackgroundTasks:
         retention.begin()
         self._level = self._watch.level(self._limits)
         self._schedule_next()
+
+    def configure(self, config: LogConfig) -> None:
+        """Go on with these settings: look at the disk, and run a pass soon."""
+        self._limits = config.disk_limits
+        self.retention.configure(config)
+        self._level = self._watch.level(self._limits, max_age_ms=0)
+        if self._flusher is not None:
+            self._flusher.soon(self, 0)
 
     def end(self) -> None:
         """The log is about to be closed: when this returns, no pass runs, and all leases are broken."""

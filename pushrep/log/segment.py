@@ -109,7 +109,7 @@ class Segment:
     def __init__(self, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> None:
         self.base_offset = base_offset
         self.path = segment_path(directory, base_offset)
-        self._filesystem, self._config = filesystem, config
+        self._filesystem, self.config = filesystem, config
         self.ahead_bytes_max: Callable[[], int] = lambda: config.preallocate_bytes
         """How many bytes the file may be allocated ahead of its data: the log's share in its directory. Called when the
         file grows: at each write it would cost a tenth of a small append."""
@@ -221,7 +221,7 @@ class Segment:
 
     def has_room(self, header: BatchHeader) -> bool:
         """Whether a batch still fits into this segment, by size, by time and by the 32 bits of index entries."""
-        tail, config = self._tail, self._config
+        tail, config = self._tail, self.config
         if tail.size_bytes == 0:
             return True
         if tail.size_bytes + header.size_bytes > config.segment_bytes:
@@ -261,7 +261,7 @@ class Segment:
         file, end = self.file, self._tail.size_bytes
         if reaches_end := end >= (self._file_bytes or 0):
             self.check_file()  # a file that was cut would get the size that it had
-            if self._config.preallocate_bytes and end > (self._file_bytes or 0):
+            if self.config.preallocate_bytes and end > (self._file_bytes or 0):
                 self._allocate(file, end)
         file.write_at(data, end - len(data))
         if reaches_end:
@@ -274,7 +274,7 @@ class Segment:
             tail.first_timestamp_ms = newest_ms
         if newest_ms > tail.max_timestamp_ms:
             tail.max_timestamp_ms, tail.offset_of_max = newest_ms, header.last_offset
-        if tail.bytes_since_entry > self._config.index_interval_bytes:
+        if tail.bytes_since_entry > self.config.index_interval_bytes:
             self.index_time()
             self.index.append(header.last_offset - self.base_offset, position)
             tail.bytes_since_entry = 0
@@ -287,7 +287,7 @@ class Segment:
 
     def index_run(self, run: BatchRun) -> None:
         """`index_batch` for every batch of a run, which a scan has found."""
-        tail, interval, base = self._tail, self._config.index_interval_bytes, self.base_offset
+        tail, interval, base = self._tail, self.config.index_interval_bytes, self.base_offset
         if tail.first_timestamp_ms is None:
             tail.first_timestamp_ms = int(run.max_timestamp_ms[0])
         since, newest, offset_of_newest = tail.bytes_since_entry, tail.max_timestamp_ms, tail.offset_of_max
@@ -487,8 +487,8 @@ class Segment:
 
         At most by its own size: else ten thousand small logs would fill a disk with space that they may never use.
         """
-        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max())
-        wanted = min(end + ahead, max(end, self._config.segment_bytes))
+        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self.config.preallocate_bytes, self.ahead_bytes_max())
+        wanted = min(end + ahead, max(end, self.config.segment_bytes))
         try:
             file.allocate(wanted)
             self._file_bytes = wanted

@@ -519,8 +519,19 @@ class SegmentLog(ClosedAtExit):
 
     @property
     def config(self) -> LogConfig:
-        """The settings that it was opened with."""
+        """Its settings: those that it was opened with, or of the last `configure`."""
         return self._context.config
+
+    def configure(self, config: LogConfig) -> None:
+        """Go on with other settings, from now on: the files' size and age, retention, and the disk's limits.
+
+        Raises BadArgument, which names the setting, if another one differs or the largest batch would.
+        """
+        writer = self._checked_writer()
+        self.config.refuse_change(config)
+        self._context = replace(self._context, config=config)
+        writer.configure(config)
+        self._background.configure(config)
 
     @property
     def disk(self) -> DiskWatch:
@@ -968,7 +979,7 @@ def logs_status(outbox_id: str, logs: Iterable[SegmentLog]) -> LogsStatus:
         logs[0].topic,
         str(logs[0].path.parent),
         logs[0].moved_ms(),
-        disk.status(),
+        disk.status({log.config.disk_limits for log in logs}),
         logs[0].scrub.status,
         RecoveryStatus(
             recoveries=sum(one.opening is Opening.ABNORMAL for one in reports),

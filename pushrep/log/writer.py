@@ -147,6 +147,7 @@ class LogWriter:
     def _begin(self, recovered: Recovered, epochs: LeaderEpochs, watermark: int | None, *, is_unlisted: bool) -> None:
         report, active = recovered.report, recovered.active
         self._active, self._bases = active, recovered.bases
+        active.config = self._config  # perhaps changed while it was recovered
         self._epochs, self._is_unlisted, self._watermark = epochs, is_unlisted, watermark
         self.log_start_offset = report.log_start_offset
         # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
@@ -164,6 +165,11 @@ class LogWriter:
         if recovered.has_news:
             self._flush_scheduler.schedule()  # write the new recovery point soon
         self._publish(self.flushed_offset)
+
+    def configure(self, config: LogConfig) -> None:
+        """Go on with these settings, also in the newest segment."""
+        with self._lock:
+            self._config = self._active.config = config
 
     @property
     def stopped_by(self) -> BaseException | None:

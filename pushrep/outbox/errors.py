@@ -28,7 +28,8 @@ class OutboxDiffers(BadArgument):
 
 
 class CorruptOutboxFile(PushrepError):
-    """outbox.json is missing beside its logs, unreadable, or of another version: restore it from a copy.
+    """outbox.json is missing beside its logs, or it or settings.json is unreadable or of another version: restore it
+    from a copy.
 
     It is never made anew beside logs: a new outbox id would be a new PID, and readers would keep every replay.
     """

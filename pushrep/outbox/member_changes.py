@@ -17,6 +17,7 @@ These are calls of the control socket, as is what else an open outbox answers th
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
     skip-all     {"topic"}                           true: nothing is kept for it any more; refused for the topic that
                                                      is shipped to
+    set          {"changes", "deleted"}              the settings of the logs that were changed so, by name
     purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
     hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
     transfer     {"to"}                              the member that the lead is handed over to; null: chosen here
@@ -43,6 +44,7 @@ from pushrep.outbox.batch import Receipt
 from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.destinations import SkippedRecords, purge_open
 from pushrep.outbox.errors import CommandRefused
+from pushrep.outbox.kept_settings import Kept
 from pushrep.outbox.slots import give_up
 from pushrep.outbox.status import Facts, status_of
 from pushrep.replicate.sockets import Address
@@ -435,6 +437,11 @@ def _transfer(facts: Facts, to: int | None = None) -> int:
     return _replication(facts).transfer(to, facts.settings.config.close_timeout_s)
 
 
+def _set(facts: Facts, changes: Mapping[str, Any], deleted: Sequence[str]) -> Kept:
+    logs, count = [one.log for one in facts.appenders], facts.identity.partitions
+    return facts.kept_settings.change(logs[:count], logs[count:], changes, deleted)
+
+
 def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:
     first, count = (whole_number(name, arguments.get(name, 0)) for name in ("first", "count"))
     return status_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE))).as_dict()
@@ -451,6 +458,7 @@ _CALLS: Mapping[str, Callable[[Facts, Mapping[str, Any]], Any]] = {
     "skip": lambda facts, given: facts.shipping.skip(SkippedRecords(**given["records"]), given.get("topic")),
     "parked-done": lambda facts, given: facts.shipping.finish_parked(given["numbers"]),
     "skip-all": lambda facts, given: facts.shipping.drop(**given),
+    "set": lambda facts, given: _set(facts, **given),
     "purge": lambda facts, given: purge_open(facts.logs, given),
     "give-up": lambda facts, _: give_up(facts.directory),
 }

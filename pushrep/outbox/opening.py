@@ -22,6 +22,7 @@ from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity, was_cut
+from pushrep.outbox.kept_settings import KeptSettings
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, start_shipping
@@ -43,6 +44,7 @@ class Opened:
     """The log of refused records, if any were parked or are to be."""
     replication: "Replication | None"
     shipping: Shipping
+    kept_settings: KeptSettings
     certificates: Callable[[], dict[str, int | None]]
     """When each certificate expires, by its use: the loaded ones, and the one that the health server would load now."""
 
@@ -63,7 +65,9 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     if wanted.replicas or lead is not None:
         held.refuse_copy()
     identity, is_new = settle_identity(held, wanted, settings.config.min_insync_replicas, lead)
-    config = settings.log_config(ships=settings.kafka is not None or bool(read_progress(held.filesystem, held.path)))
+    ships = settings.kafka is not None or bool(read_progress(held.filesystem, held.path))
+    kept_settings = KeptSettings(held, settings, ships=ships)
+    config = kept_settings.log_config
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.config.accept_loss)
     topic_id = lead.grant.topic_id if lead is not None and lead.grant is not None else None
     if is_new:
@@ -109,6 +113,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         parking=parking,
         replication=replication,
         shipping=shipping,
+        kept_settings=kept_settings,
         certificates=_certificates_of(settings),
     )
 

@@ -1,6 +1,6 @@
 """The settings of an outbox that may change at each opening. Each class checks its values when it is made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Annotated, Any
@@ -173,11 +173,11 @@ class OutboxSettings:
         """Whether receipts wait for replicas."""
         return bool(self.replicas) and self.acks is not Acks.LOCAL
 
-    def log_config(self, *, ships: bool) -> LogConfig:
+    def log_config(self, *, ships: bool, kept: Mapping[str, Any]) -> LogConfig:
         """The config of the logs. ships: whether the outbox has a destination: then the default of retention_ms is 7
-        days.
+        days. kept: settings that stand above those of this opening. Raises BadArgument.
         """
-        config = self.config.log_config
+        config = replace(self.config.log_config, **kept)
         if not ships or config.retention_ms is not None or config.retention_bytes is not None:
             return config
         return replace(config, retention_ms=RETENTION_DEFAULT_MS)

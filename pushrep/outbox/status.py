@@ -33,6 +33,7 @@ from pushrep.outbox.batch import Budget
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
+from pushrep.outbox.kept_settings import Kept, KeptSettings, read_kept
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
@@ -97,6 +98,7 @@ class Facts(NamedTuple):
     """Calls of append that took nothing, by the error's name."""
     certificates: Callable[[], Mapping[str, int | None]]
     """When each expires, by its use; see OutboxStatus."""
+    kept_settings: KeptSettings
     relays: "list[Callable[[], RelayStatus]]"
     """What the relay of a database's rows says of itself (pushrep/tables), while it runs or has failed."""
 
@@ -320,8 +322,8 @@ class PushStatus(NamedTuple):
 class ClosedOutbox(Status):
     """An outbox that no process has open, or one that does not answer (then with its pid, and `why`).
 
-    ends, high_watermarks, flushed: summed over the partitions. written_ms: when a file of it was last written, wall
-    clock; 0 where that is not asked.
+    ends, high_watermarks, flushed: summed over the partitions. settings: those that `pushrep outbox set` changed.
+    written_ms: when a file of it was last written, wall clock; 0 where that is not asked.
     """
 
     kind: str = "outbox"
@@ -340,6 +342,7 @@ class ClosedOutbox(Status):
     high_watermarks: int
     members: tuple["MemberStatus", ...]
     destinations: tuple[DestinationStatus, ...]
+    settings: Kept
     parts: tuple["PartitionStatus", ...] = ()
     written_ms: int = 0
 
@@ -658,6 +661,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
         appends=_appends(facts),
         push=None if leading is None else _push(leading.manager),
         relay=facts.relays[-1]() if facts.relays else None,
+        settings=facts.kept_settings.values,
         parts=tuple(
             _partition(facts.logs[n], led.get(n), facts.shipping)
             for n in (facts.logs if partitions is None else partitions)
@@ -720,6 +724,7 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
             )
             for topic, known in _progress_of(directory).items()
         ),
+        settings=read_kept(REAL_FILESYSTEM, directory),
         parts=tuple(parts),
         written_ms=_written_ms(directory),
     )

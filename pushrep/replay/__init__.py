@@ -12,6 +12,7 @@ from pushrep.replay.client import ReplayClient
 from pushrep.replay.node_connection import NodeAccess, NodeUnreachable
 from pushrep.replay.plan import (
     FOLLOW,
+    MAX_TIMESTAMP,
     TO_END,
     AtTime,
     Length,
@@ -25,6 +26,7 @@ from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 __all__ = [
     "FOLLOW",
+    "MAX_TIMESTAMP",
     "TO_END",
     "AtTime",
     "Catalogue",

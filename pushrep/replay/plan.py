@@ -78,16 +78,20 @@ TO_END: Final = Length.TO_END
 """Up to the end at the time of the request."""
 
 
+MAX_TIMESTAMP: Final = -3
+"""In the place of a time: the largest one of all records, as in Kafka's ListOffsets."""
+
+
 @dataclass(frozen=True, slots=True)
 class AtTime:
     """The position of the first record at or after `timestamp_ms` (ms since 1970 UTC), in offset order; the end if
-    there is none.
+    there is none. MAX_TIMESTAMP: of the first record with the largest time.
     """
 
     timestamp_ms: int
 
     def __post_init__(self) -> None:
-        if self.timestamp_ms < 0:
+        if self.timestamp_ms < 0 and self.timestamp_ms != MAX_TIMESTAMP:
             raise BadArgument("timestamp_ms", f"{self.timestamp_ms} is before 1970")
 
 
@@ -319,7 +323,7 @@ def plan_replay(
 ) -> ReplayPlan:
     """The plan of a session. facts: None if there is no such recording, or it can't be read.
 
-    first_at(ms): offset of the first readable record at or after that time. Raises ReplayRefused.
+    first_at(ms): offset of the first readable record at or after that time, or MAX_TIMESTAMP's. Raises ReplayRefused.
     """
     _check_request(request, node)
     if facts is None:

@@ -91,6 +91,9 @@ def _outbox(found: Found) -> Iterator[str]:
         f"{many(found['partitions'], 'partition')}, {many(found['log_end_offsets'], 'record')} appended, "
         f"{count(found['flushed_offsets'])} on disk, {count(found['high_watermarks'])} replicated"
     )
+    if found["settings"]:
+        kept = ", ".join(f"{name}={'none' if value is None else value}" for name, value in found["settings"].items())
+        yield f"changed by pushrep outbox set: {kept}"
     if (relay := found.get("relay")) is not None:
         yield f"table: {relayed_text(relay['relayed'], relay['rows'])}"
 

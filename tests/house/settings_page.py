@@ -39,6 +39,8 @@ A misspelt name in the file is refused with the nearest one, and so is a variabl
 
 Each option of a command has a variable, too, named as the option is written: `PUSHREP_REPLAY_FROM` of
 `pushrep replay --from`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
+What is called dynamic is changed in an open outbox, too, by `pushrep outbox set`:
+[disk.md](disk.md#changing-it-while-the-service-runs).
 """
 TITLES = {
     "outbox": "`[outbox]`: arguments of `Outbox.open`, then fields of `OutboxConfig`",
@@ -56,7 +58,7 @@ def page():
         mine = [one for one in settings if one.section == section]
         parts += [f"\n## {title}\n", "| setting | variable | default | range | |", "|---|---|---|---|---|"]
         for one in mine:
-            text = one.setting.text.replace("|", "\\|")
+            text = one.setting.text.replace("|", "\\|") + (" **Dynamic.**" if one.setting.is_dynamic else "")
             cells = f"`{one.setting.name}`", f"`{one.variable}`", default_of(one.setting), range_of(one.setting), text
             parts.append(f"| {' | '.join(cells)} |")
     return "\n".join(parts) + "\n"

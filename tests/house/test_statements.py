@@ -56,6 +56,14 @@ def test_every_line_names_tests_that_are_there(heading):
             assert name in functions(path), f"{row[:2]}: {path.name}::{name} is not there"
 
 
+def test_each_behaviour_of_a_peer_says_how_it_is_here():
+    assert {row[0] for row in STATEMENTS["Peers"]} == {"Aeron Archive", "Samza", "Kafka", "RocketMQ"}
+    for _, statement, *_ in STATEMENTS["Peers"]:
+        kind, _, behaviour = statement.partition(": ")
+        assert kind in {"same", "on purpose", "not offered"}, statement
+        assert kind == "same" or "; here " in behaviour, statement
+
+
 def test_a_number_stands_in_the_names_of_its_tests():
     for row in STATEMENTS["PushManager"]:
         for _, name in held_by(row):

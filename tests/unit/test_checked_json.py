@@ -8,6 +8,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.env.checked_json import BadJsonFile, journal_line, parse_json, scan_journal
 from pushrep.outbox.identity import CorruptOutboxFile, decode
+from pushrep.outbox.kept_settings import read_kept
 from pushrep.replicate.election_state import find_election_state, raise_replica_epoch, read_node_file
 from pushrep.replicate.errors import CorruptNodeFile
 
@@ -33,6 +34,9 @@ HOSTILE = {
 def test_n8_each_file_of_json_has_its_one_named_error(tmp_path, data):
     with pytest.raises(CorruptOutboxFile, match=r"outbox\.json"):
         decode(tmp_path / "outbox.json", data)
+    (tmp_path / "settings.json").write_bytes(data)
+    with pytest.raises(CorruptOutboxFile, match=r"settings\.json"):
+        read_kept(REAL_FILESYSTEM, tmp_path)
     for name in ("replica-epoch.json", "promises.json", "owner.json"):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorruptNodeFile, match=name):

@@ -383,7 +383,7 @@ def test_where_reading_begins_and_ends(pushrep, orders, options, first, count):
         (["orders-7"], 1, "has no log orders-7; it has"),
         (["orders", "--from", "3"], 2, "an offset and --follow need one log: give one of orders-0, orders-1"),
         (["orders-0", "--follow", "--format", "table"], 2, "--follow needs --format json or raw"),
-        (["orders", "--from", "soon"], 2, "'soon' is neither earliest, latest, an offset nor"),
+        (["orders", "--from", "soon"], 2, "'soon' is neither earliest, latest, an offset, max-timestamp nor"),
     ],
 )
 def test_a_refused_read_shows_nothing_else(pushrep, orders, arguments, code, why):

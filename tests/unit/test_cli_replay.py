@@ -66,6 +66,7 @@ def lines(*numbers):
         (["--bound", "written"], range(30)),
         (["--from", "latest"], range(20, 30)),
         (["--from", "latest", "--count", "40"], range(30)),
+        (["--from", "max-timestamp"], [29]),
     ],
     ids=str,
 )

@@ -267,7 +267,14 @@ def test_nothing_is_written_through_a_link(log, name, kept, tmp_path):
     assert victim.read_bytes() == before
 
 
-OF_OUTBOX = ("outbox.json", "directory-id.json", "promises.json", "destinations.json", "orders-0/outbox-positions")
+OF_OUTBOX = (
+    "outbox.json",
+    "directory-id.json",
+    "promises.json",
+    "destinations.json",
+    "settings.json",
+    "orders-0/outbox-positions",
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pushrep.log import LogConfig
 from pushrep.log.reader import LogSlices
 from pushrep.records import BatchHeader
 from pushrep.replay import (
+    MAX_TIMESTAMP,
     TO_END,
     AtTime,
     NodeAccess,
@@ -57,6 +58,8 @@ def test_a_time_is_the_first_record_by_offset_at_or_after_it(world, node):
     for time_ms, first in [(0, 0), (52, 1), (56, 4), (75, 5)]:
         assert offsets(client.replay(ReplayRequest("orders-0", AtTime(time_ms), TO_END))) == list(range(first, 8))
     assert refusal(client, position=AtTime(76), length=TO_END).code is ErrorCode.EMPTY_RECORDING
+    leader.append(b"a", timestamps_ms=[75])
+    assert offsets(client.replay(ReplayRequest("orders-0", AtTime(MAX_TIMESTAMP), TO_END))) == [5, 6, 7, 8]
 
 
 def test_an_event_loop_gets_the_same(client):
