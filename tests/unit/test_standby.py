@@ -17,6 +17,7 @@ from pushrep.election.candidate import MemberAnswer
 from pushrep.election.errors import CantStandBy
 from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env.checked_json import write_checked_json
 from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
 from pushrep.outbox import OutboxDiffers, StandbyCancelled, StandbyState
@@ -174,10 +175,14 @@ def test_no_two_standbys_look_for_the_same_time(count):
     assert max(times) <= round_s(one, 0) <= 2.0, "who leads on has all the time"
 
 
-def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("used", "limit"), [(99, None), (50, 40)], ids=["by default", "by what was set"])
+def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch, used, limit):
     """Another with room takes over."""
     keep(tmp_path, grant(), member=0)
-    full = type(REAL_FILESYSTEM.usage(tmp_path))(99, 100)
+    if limit is not None:
+        kept = {f"disk_{level}_percent": limit for level in ("warn", "pressed", "refuse")}
+        write_checked_json(REAL_FILESYSTEM, tmp_path / str(UUID(int=1)) / "settings.json", {"log": kept}, 1)
+    full = type(REAL_FILESYSTEM.usage(tmp_path))(used, 100)
     monkeypatch.setattr(type(REAL_FILESYSTEM), "usage", lambda *_: full)
     waiting = Waiting(tmp_path / str(UUID(int=1)))
     try:
