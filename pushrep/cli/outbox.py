@@ -358,7 +358,7 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 @outbox.command(
     "set",
-    short_help="Change retention and limits of an open outbox.",
+    short_help="Change settings of an open outbox.",
     epilog=f"NAME is one of {', '.join(DYNAMIC_SETTINGS)}; docs/settings.md has their units and ranges.",
 )
 @_DIRECTORY
@@ -384,7 +384,7 @@ def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as
     seconds. They are kept in the directory, and stand above what the service gives at each later opening, until
     --delete. With replicas they are this member's alone. With worker slots they are those of each slot that is there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    asked = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
+    asked: dict[str, Any] = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
     for name in deleted:
         dynamic_setting(name)
     for place in outboxes_at(directory):

@@ -26,7 +26,7 @@ FILE_NAME = "settings.json"
 VERSION = 1
 _FILE_BYTES_MAX = 1 << 16
 DYNAMIC_SETTINGS: Mapping[str, Setting] = {name: one for name, one in settings_of(LogConfig).items() if one.is_dynamic}
-Kept: TypeAlias = Mapping[str, int | None]
+Kept: TypeAlias = Mapping[str, Any]
 
 
 def dynamic_setting(name: str) -> Setting:

@@ -33,7 +33,7 @@ from pushrep.outbox.batch import Budget
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
-from pushrep.outbox.kept_settings import Kept, KeptSettings, read_kept
+from pushrep.outbox.kept_settings import KeptSettings, read_kept
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
@@ -342,7 +342,7 @@ class ClosedOutbox(Status):
     high_watermarks: int
     members: tuple["MemberStatus", ...]
     destinations: tuple[DestinationStatus, ...]
-    settings: Kept
+    settings: Mapping[str, int | None]
     parts: tuple["PartitionStatus", ...] = ()
     written_ms: int = 0
 
