@@ -74,7 +74,7 @@ class FakeOutbox(Outbox):
         self.pid, self.owner_pid, self._ships = self.identity.pid, os.getpid(), kafka is not None
         self._clock, self._budget = clock, Budget(config.buffer_bytes, clock)
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
-        self._rules = RecordRules(carrier, min(config.record_bytes_max, config.buffer_bytes))
+        self._rules = RecordRules.of(carrier, config, clock)
         kafka_topic = topic if kafka is None else kafka.topic or topic
         self.values = RecordValues(
             serializer, key_serializer, partition_by, partitions=partitions, topic=kafka_topic,

@@ -181,6 +181,15 @@ def _refuse_unreadable(batch: RecordBatch) -> None:
     batch.columns()  # as many offsets as records, and ascending: each from 0 on has its record
 
 
+def refuse_times(batches: Iterable[RecordBatch], config: LogConfig, now_ms: int) -> None:
+    """Raise BadArgument if a record's own time lies beyond the limits of the settings. -1, no time, never does."""
+    for batch in batches:
+        times = batch.columns().timestamps_ms
+        times = times[times >= 0]
+        if len(times) and (why := config.why_no_time(int(times.min()), int(times.max()), now_ms)):
+            raise BadArgument("timestamps_ms", why)
+
+
 def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) -> None:
     if size > (limit or config.batch_limit_bytes):
         setting = "segment_bytes" if config.segment_bytes < config.batch_bytes_max else "batch_bytes_max"

@@ -81,6 +81,10 @@ class LogConfig:
     batch_bytes: a batch is sealed before it would exceed this size, and a list of values is split into batches of about
         it: 256 KiB fit into the processor's cache. A larger record gets a batch of its own.
     batch_bytes_max: the size of the largest batch, and so of the largest record (Kafka's max.message.bytes).
+    message_timestamp_before_max_ms: a record whose own time is further before the wall clock than this is refused when
+        it is appended; None: none is.
+    message_timestamp_after_max_ms: the same for a time after the wall clock. A topic has such limits, too (an hour
+        after by default): what it would refuse is then refused to the caller, and stops no shipping.
     codec: the compression of the batches that are made here: none, gzip, snappy, lz4 or zstd. A replica's are its
         leader's.
     preallocate_bytes: the most space that is allocated for the newest file ahead of its data; the file is truncated to
@@ -117,6 +121,8 @@ class LogConfig:
     index_interval_bytes: _InSegment = 4096
     batch_bytes: Annotated[int, Between(1, BATCH_BYTES_LIMIT)] = 256 * KIB
     batch_bytes_max: Annotated[int, Between(_BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)] = MIB
+    message_timestamp_before_max_ms: Annotated[int | None, Between(0)] = None
+    message_timestamp_after_max_ms: Annotated[int | None, Between(0)] = None
     codec: Codec = Codec.NONE
     preallocate_bytes: _InSegment = 16 * MIB
     flush_bytes: _FromOne = 64 * MIB
@@ -150,6 +156,20 @@ class LogConfig:
         if before != after:
             why = f"the largest batch would have {after} bytes instead of {before}, which only an opening can change"
             raise BadArgument("segment_bytes", why)
+
+    @property
+    def limits_times(self) -> bool:
+        """Whether records are refused by their time."""
+        return (self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms) != (None, None)
+
+    def why_no_time(self, oldest_ms: int, newest_ms: int, now_ms: int) -> str:
+        """Why records from `oldest_ms` to `newest_ms` are refused at this time; empty if they are not."""
+        before, after = self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms
+        if before is not None and oldest_ms < now_ms - before:
+            return f"{oldest_ms} is {now_ms - oldest_ms} ms ago, more than message_timestamp_before_max_ms={before}"
+        if after is not None and newest_ms > now_ms + after:
+            return f"{newest_ms} is {newest_ms - now_ms} ms ahead, more than message_timestamp_after_max_ms={after}"
+        return ""
 
     @property
     def retention(self) -> tuple[int | None, int | None]:

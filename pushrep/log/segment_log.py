@@ -38,7 +38,7 @@ from uuid import UUID, uuid4
 from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError
-from pushrep.log.batching import Appendable, refuse_columns, to_batches
+from pushrep.log.batching import Appendable, refuse_columns, refuse_times, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
@@ -663,7 +663,10 @@ class SegmentLog(ClosedAtExit):
             times: int | Sequence[int] = 0  # the batch has its own
         else:
             times = self._context.clock.wall_ms() if timestamps_ms is None else timestamps_ms
-        batches = to_batches(data, keys, headers, times, self._context.config)
+        config = self._context.config
+        batches = to_batches(data, keys, headers, times, config)
+        if config.limits_times and not (isinstance(data, RecordBatch) and data.is_own):
+            refuse_times(batches, config, self._context.clock.wall_ms())
         try:
             if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
                 return writer.append_together(batches)

@@ -6,14 +6,16 @@ Sizes are upper bounds of a record's encoded bytes, so that a batch never outgro
     header   name 5 + 4 per character · value 5 + h           + the 20 bytes of metadata: in k, or as one header
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
 
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, tracing
+from pushrep.env import Clock
 from pushrep.outbox.errors import RecordRefused
+from pushrep.outbox.settings import OutboxConfig
 from pushrep.records import HEADER_BYTES
 from pushrep.records.encoder import common_length
 
@@ -56,12 +58,26 @@ class Columns:
 class RecordRules:
     """Checks what may be appended. Its methods raise `RecordRefused`, which names the argument."""
 
-    def __init__(self, carrier: str, record_bytes_max: int) -> None:
+    def __init__(
+        self, carrier: str, record_bytes_max: int, why_no_time: Callable[[int, int], str] | None = None
+    ) -> None:
+        """why_no_time(oldest_ms, newest_ms): why records of these times are refused, empty if they are not."""
         self._carries_key = carrier == "key"
-        self._size_max = record_bytes_max - HEADER_BYTES
+        self._size_max, self._why_no_time = record_bytes_max - HEADER_BYTES, why_no_time
         extra = 0 if self._carries_key else _HEADER_BYTES + len(METADATA_HEADER)
         self.overhead_bytes = _RECORD_BYTES + extra + KEY_BYTES
         """Bytes that a record counts beside its value, key and headers."""
+
+    @classmethod
+    def of(cls, carrier: str, config: OutboxConfig, clock: Clock) -> "RecordRules":
+        """Those of an outbox with these settings."""
+        files = config.log_config
+
+        def why_no_time(oldest_ms: int, newest_ms: int) -> str:
+            return files.why_no_time(oldest_ms, newest_ms, clock.wall_ms())
+
+        size_max = min(config.record_bytes_max, config.buffer_bytes)
+        return cls(carrier, size_max, why_no_time if files.limits_times else None)
 
     def one(
         self,
@@ -89,11 +105,12 @@ class RecordRules:
             raise self._too_large(size, value, key)
         return Columns((value,), (0, size), keys, all_headers, times, metadata)
 
-    @staticmethod
-    def check_position(timestamp_ms: int | None, metadata: StreamMetadata | None) -> None:
-        """Refuse a timestamp or metadata of the wrong kind."""
+    def check_position(self, timestamp_ms: int | None, metadata: StreamMetadata | None) -> None:
+        """Refuse a timestamp or metadata of the wrong kind, or a time beyond the limits."""
         if timestamp_ms is not None and (timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _TIME_END_MS):
             _timestamp("timestamp_ms", timestamp_ms)
+        if timestamp_ms is not None and self._why_no_time is not None:
+            self._check_times("timestamp_ms", timestamp_ms, timestamp_ms)
         if metadata is not None and not isinstance(metadata, StreamMetadata):
             raise RecordRefused("metadata", f"give a StreamMetadata, not {type(metadata).__name__}")
 
@@ -116,6 +133,8 @@ class RecordRules:
         if not set(map(type, values)) <= _BYTES_OR_NULL:
             values = [_as_bytes(f"values[{at}]", value) for at, value in enumerate(values)]
         times, positions = _timestamps(timestamps_ms, count), _metadata(metadata, count)
+        if times is not None and self._why_no_time is not None:
+            self._check_times("timestamps_ms", min(times), max(times))
         context = tracing.current_headers()
         if headers is None and context:
             headers = [()] * count
@@ -141,6 +160,11 @@ class RecordRules:
             at = max(range(count), key=sizes.__getitem__)
             raise self._too_large(sizes[at], values[at], None if keys is None else keys[at], at)
         return Columns(values, [0, *accumulate(sizes)], keys, kept, times, positions)
+
+    def _check_times(self, argument: str, oldest_ms: int, newest_ms: int) -> None:
+        assert self._why_no_time is not None, "the caller has looked"
+        if why := self._why_no_time(oldest_ms, newest_ms):
+            raise RecordRefused(argument, why)
 
     def _equal_ends(self, values: list[bytes | None]) -> range | None:
         """`ends` of values that all have one size, without a loop over them; None for others."""

@@ -124,7 +124,7 @@ class Outbox(FirstErrorRaised):
             log, store = opened.parking
             self._all_appenders.append(PartitionAppender(log, shared, store, replicas.get(log.partition)))
             opened.shipping.parking.append_by(partial(self._append_parked, self._all_appenders[-1]))
-        self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
+        self._rules = RecordRules.of(identity.carrier, settings.config, clock)
         destination = identity.topic if settings.kafka is None else settings.kafka.topic or identity.topic
         self.values = RecordValues(
             settings.serializer, settings.key_serializer, settings.partition_by,
