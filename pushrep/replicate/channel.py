@@ -110,7 +110,7 @@ class Channel:
         self.away: str | None = None
         """Why the replica can't be reached; None if it can, or that is unknown yet."""
         self.replica, self.is_closing = replica, False
-        self.pushers: set[Pusher] = set()
+        self.pushers: dict[Pusher, None] = {}  # in the order in which they came
         """The pushers with a session. Each sends something over a new connection, because the replica may be a new
         process.
         """

@@ -146,7 +146,7 @@ class PushManager:
         pusher = Pusher(session, self.memory)
         with self._lock:
             channel = self._channel_of(tp, session.replica, client)
-            channel.pushers.add(pusher)
+            channel.pushers[pusher] = None
             self._pushes.setdefault(tp, {})[index] = _ReplicaPush(pusher, channel)
         channel.wake(pusher)
         return session.started
@@ -260,7 +260,7 @@ class PushManager:
             push.channel.wake(push.pusher)
         key = (push.channel.replica, self._line_of(tp))
         with self._lock:
-            push.channel.pushers.discard(push.pusher)
+            push.channel.pushers.pop(push.pusher, None)
             is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session begins soon
             if is_last and self._channels.get(key) is push.channel:
                 del self._channels[key]

@@ -79,7 +79,7 @@ class Connections:
         self._buffers = Buffers(SPARE_BYTES)
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
-        self._peers: set[Peer] = set()
+        self._peers: dict[Peer, None] = {}  # in the order in which they came
         self._stopping = self._threads.event()
         self._accepting = self._threads.thread(self._accept, "pushrep-node-accept")
 
@@ -123,7 +123,7 @@ class Connections:
             peer = Peer(admitted, str(address[:2]), self._settings.plain_identity)
             peer.thread = self._threads.thread(partial(self._serve, peer), "pushrep-node-peer")
             with self._lock:
-                self._peers.add(peer)
+                self._peers[peer] = None
             try:
                 peer.thread.start()
             except RuntimeError:  # the system has no thread left
@@ -228,7 +228,7 @@ class Connections:
 
     def _forget(self, peer: Peer) -> None:
         with self._lock:
-            self._peers.discard(peer)
+            self._peers.pop(peer, None)
         with suppress(OSError):
             peer.budget.socket.close()
         peer.budget.leave()

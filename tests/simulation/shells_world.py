@@ -19,6 +19,7 @@ What must hold (the names stand in the contract's words):
 
 import json
 import logging
+import os
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -220,6 +221,9 @@ class World:
         self._logging = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # accidents are what it is about
         JITTER.seed(seed)
+        self._system = os.urandom
+        self._draw_from(random.Random(seed).randbytes)
+        random.seed(seed)  # the pauses of a standby
         self.machines = [Machine(self, index) for index in indexes]
         for machine in self.machines[1:]:
             self.start_node(machine)
@@ -288,6 +292,12 @@ class World:
             if machine.host.is_up:
                 self.end_process(machine, power=False)
         logging.disable(self._logging)
+        self._draw_from(self._system)
+
+    @staticmethod
+    def _draw_from(source):
+        """What `secrets` and `uuid4` draw from: the tags of two generations decide which is the newer one."""
+        os.urandom = random._urandom = source
 
     # ---- processes
 

@@ -68,8 +68,11 @@ def test_the_worlds_meet_what_they_are_about():
 
 
 def test_a_seed_replays_whatever_the_process():
-    """Two processes that hash differently live the same life."""
-    code = "from tests.simulation.shells_world import run; print(*run(7, steps=600).trace, sep='\\n')"
+    """Two processes, which hash differently and place objects elsewhere, live the same life, full of accidents."""
+    code = (
+        "from tests.simulation.shells_world import Rules, run; "
+        "print(*run(11, Rules(rates=(0.05,)), steps=1500).trace, sep='\\n')"
+    )
     lives = {
         subprocess.run(
             [sys.executable, "-c", code],
