@@ -219,18 +219,25 @@ def in_thread(spark: SparkSession, call: Callable[[], _Answer]) -> Callable[[], 
 
 
 def use_driver_python(spark: SparkSession) -> None:
-    """Let the workers of a local master run the driver's interpreter, unless another one is configured.
+    """Let the workers of a local master run the driver's interpreter, unless another one is configured, and let those
+    that Spark starts beside the driver find this package where `--py-files` brought it as an archive.
 
     Spark starts the `python3` of PATH. If the virtual environment is not activated, this interpreter lacks this
     package, and the first batch ends with a long Java trace. The settings of a cluster and of a Spark Connect server do
     not change: the driver's path may not exist there.
+
+    The worker beside the driver that names a streaming operator's state, since 4.2, gets no archives from Spark, only
+    the environment of the functions. Executors ignore a path that they don't have: Spark sends them the archive.
     """
     if over_connect(spark):
         return
     configured = "PYSPARK_PYTHON" in os.environ or any(
         spark.conf.get(name, None) for name in ("spark.pyspark.python", "spark.pyspark.driver.python")
     )
-    context = spark.sparkContext
+    context, package = spark.sparkContext, Path(__file__).parents[1]
+    if package.is_file():
+        known = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+        context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(package), *filter(None, known)]))
     if not configured and (context.master or "").startswith("local"):
         context.pythonExec = sys.executable
 

@@ -23,6 +23,22 @@ pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
 RECORDS, SOURCES = 200, 2
 DEADLINE_S = 240
+PROGRAM = """
+import json
+from pyspark.sql import SparkSession
+from filtering import StreamMetadata
+from spark_jobs import filter_replays
+
+rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+spark = SparkSession.builder.config("spark.sql.streaming.stateStore.providerClass", rocksdb).getOrCreate()
+rows = [("t", StreamMetadata(7, 0, n).pack(), at) for at, n in enumerate([*range(100), *range(60, 120)])]
+schema = "topic string, key binary, partition int, offset long"
+spark.createDataFrame([(t, bytearray(key), 0, at) for t, key, at in rows], schema).write.parquet("in")
+kept = filter_replays(spark.readStream.schema(schema).parquet("in"))
+options = {"path": "out", "checkpointLocation": "checkpoint"}
+kept.writeStream.format("parquet").options(**options).trigger(availableNow=True).start().awaitTermination()
+print(json.dumps({"kept": spark.read.parquet("out").count()}))
+"""
 QUIET = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
 
 
@@ -57,10 +73,13 @@ def submit(tool_or_skip, bare_python, tmp_path):
     subprocess.run([*module, "zipfile", "-c", zip_, *packages], cwd=Path(pushrep.__file__).parents[1], check=True)
     started = []
 
-    def run(job, master, *arguments):
-        where = [*module, f"spark_jobs.jobs.{job}", "--where"]
+    def job(name, master, *arguments):
+        where = [*module, f"spark_jobs.jobs.{name}", "--where"]
         told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
-        (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
+        (file := tmp_path / f"{name}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
+        return run(file, master, *arguments, "--json", "-")
+
+    def run(file, master, *arguments):
         python = {name: str(bare_python) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
         own = {} if master.startswith("local[") else {"SPARK_HOME": str(own_spark_home(tmp_path))}
         process = subprocess.Popen(
@@ -68,7 +87,7 @@ def submit(tool_or_skip, bare_python, tmp_path):
                 *(Path(sys.executable).with_name("spark-submit"), "--master", master, "--driver-memory", "1g"),
                 *(part for setting in QUIET for part in ("--conf", setting)),
                 *("--py-files", zip_, "--jars", ",".join(map(str, sorted(LIBS.glob("*.jar"))))),
-                *(file, *arguments, "--json", "-"),
+                *(file, *arguments),
             ],
             cwd=tmp_path,
             env=bare() | python | own,
@@ -79,7 +98,8 @@ def submit(tool_or_skip, bare_python, tmp_path):
         assert process.returncode == 0, said[-3000:]
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
-    yield run
+    job.run = run
+    yield job
     for process in started:
         kill_session(process)
 
@@ -120,3 +140,10 @@ def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit,
     rows = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(["partition", "value"])
     found = sorted((row["partition"], int(row["value"])) for row in rows.to_pylist())
     assert found == [(partition, n) for partition in range(SOURCES) for n in range(RECORDS)]
+
+
+@pytest.mark.long  # the short form: tests/spark/replay/test_filter_replays_stream.py looks at the path that workers get
+def test_a_program_with_the_operator_needs_no_pushrep_there_either(submit, tmp_path):
+    """The worker beside the driver, in which Spark names the operator's state, gets no archives from Spark."""
+    (program := tmp_path / "program.py").write_text(PROGRAM)
+    assert submit.run(program, "local[2]") == [{"kept": 120}]

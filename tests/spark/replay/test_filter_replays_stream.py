@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 
 from filtering import BadFilterSetting, HighwaterMarks, StreamMetadata
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs import FileMarks, filter_frame, filter_replays
+from spark_jobs import FileMarks, filter_frame, filter_replays, spark_internals
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkUnfit
 from spark_jobs.marks_command import marks as marks_command
@@ -327,3 +327,13 @@ def test_another_state_store_is_refused_by_name(spark, tmp_path):
             filter_replays(stream)
     finally:
         spark.conf.set(name, rocks)
+
+
+def test_workers_beside_the_driver_find_a_package_that_came_as_an_archive(spark, tmp_path, monkeypatch):
+    """The worker that names the operator's state; as a program: tests/kafka/test_spark_submit_zip.py."""
+    (archive := tmp_path / "pushrep.zip").write_bytes(b"")
+    monkeypatch.setattr(spark_internals, "__file__", str(archive / "spark_jobs" / "spark_internals.py"))
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", "own")
+    for _ in range(2):
+        spark_internals.use_driver_python(spark)
+    assert spark.sparkContext.environment["PYTHONPATH"] == os.pathsep.join([str(archive), "own"])
