@@ -246,7 +246,8 @@ class Leading:
         shown = [one for one in grants if not (is_unfilled and one.generation == self.grant.generation)]
         for grant in shown:
             self._notify_grant(replica, grant.generation, grant.epoch, grant.leader)
-        return newest_of(one for one in shown if one.rank > self.grant.rank)
+        ours = (one for one in shown if one.generation == self.grant.generation)
+        return newest_of(one for one in ours if one.epoch > self.grant.epoch)
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
         """A replica answered a heartbeat with another grant. If that is older, or none, the replica lost its state,

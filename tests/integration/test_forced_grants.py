@@ -6,6 +6,7 @@ import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, count
 
 import pytest
 
@@ -14,7 +15,7 @@ from pushrep.cli.main import run
 from pushrep.election.errors import NotAhead, NotLeader, RivalGenerations, label
 from pushrep.election.grants import are_rivals
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.outbox import DeliveryFailed
+from pushrep.outbox import DeliveryFailed, promotion
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.promotion import promote
@@ -189,7 +190,10 @@ def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost)
         promote(lost.old, accept_loss=True, depose=True, push=QUICK, timeout_s=WAIT_S)
 
 
-def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(lost, caplog):
+@pytest.mark.parametrize("tags", [(1, 2), (2, 1)], ids=["the second is newer", "the first is newer"])
+def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(lost, caplog, monkeypatch, tags):
+    left = chain(tags, count(3))
+    monkeypatch.setattr(promotion.secrets, "randbits", lambda _bits: next(left))
     first = lost.force().grant
     other = lost.force(lost.old).grant
     assert are_rivals(first.generation, other.generation)
