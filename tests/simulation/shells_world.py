@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import random
+import secrets
 from collections import deque
 from dataclasses import dataclass
 from itertools import combinations
@@ -221,8 +222,9 @@ class World:
         self._logging = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # accidents are what it is about
         JITTER.seed(seed)
-        self._system = os.urandom
-        self._draw_from(random.Random(seed).randbytes)
+        self._drawn_by_the_system = os.urandom, secrets.token_bytes, secrets.randbits, secrets.randbelow
+        drawn = random.Random(seed)
+        self._draw_by(drawn.randbytes, drawn.randbytes, drawn.getrandbits, drawn.randrange)
         random.seed(seed)  # the pauses of a standby
         self.machines = [Machine(self, index) for index in indexes]
         for machine in self.machines[1:]:
@@ -292,12 +294,12 @@ class World:
             if machine.host.is_up:
                 self.end_process(machine, power=False)
         logging.disable(self._logging)
-        self._draw_from(self._system)
+        self._draw_by(*self._drawn_by_the_system)
 
     @staticmethod
-    def _draw_from(source):
-        """What `secrets` and `uuid4` draw from: the tags of two generations decide which is the newer one."""
-        os.urandom = random._urandom = source
+    def _draw_by(*four):
+        """Ids, and the tags of two generations, which decide which is the newer one."""
+        os.urandom, secrets.token_bytes, secrets.randbits, secrets.randbelow = four
 
     # ---- processes
 
