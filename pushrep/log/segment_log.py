@@ -661,11 +661,13 @@ class SegmentLog(ClosedAtExit):
         if isinstance(data, RecordBatch):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
             times: int | Sequence[int] = 0  # the batch has its own
+            has_others_times = not data.is_own
         else:
+            has_others_times = timestamps_ms is not None
             times = self._context.clock.wall_ms() if timestamps_ms is None else timestamps_ms
         config = self._context.config
         batches = to_batches(data, keys, headers, times, config)
-        if config.limits_times and not (isinstance(data, RecordBatch) and data.is_own):
+        if has_others_times and config.limits_times:
             refuse_times(batches, config, self._context.clock.wall_ms())
         try:
             if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
