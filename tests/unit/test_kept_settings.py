@@ -21,6 +21,7 @@ from pushrep.outbox.errors import CorruptOutboxFile
 from pushrep.outbox.kept_settings import DYNAMIC_SETTINGS, FILE_NAME, KeptSettings, read_kept
 from pushrep.outbox.settings import RETENTION_DEFAULT_MS, OutboxSettings
 from pushrep.settings import settings_of
+from tests.integration.outboxes import wait_until
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -168,6 +169,25 @@ def test_what_is_changed_in_an_open_outbox_holds_at_once_and_after_each_restart(
             0, json.dumps({"directory": str(directory), "settings": {"segment_ms": None}}) + "\n",
         )  # fmt: skip
         assert (of(outbox, "retention_ms"), of(outbox, "segment_ms")) == ({5}, {None})
+
+
+def test_what_is_too_old_by_a_new_retention_is_removed_at_once(tmp_path, change):
+    """Not with the next pass, which is five minutes away."""
+    directory = tmp_path / "outbox"
+    with opened(directory, segment_bytes=1000, batch_bytes_max=1000) as outbox:
+        for _ in range(20):
+            outbox.append(0, b"old" * 100, timestamp_ms=1).result(10)
+        assert change(directory, "retention_ms=86400000")[0] == 0
+        wait_until(lambda: outbox.log(0).log_start_offset == 20, "old records are still there")
+
+
+def test_each_worker_slot_that_is_there_is_changed_open_or_not(tmp_path, change):
+    directory = tmp_path / "workers"
+    with Outbox.open_slot(directory, "orders", 1, "billing"):
+        Outbox.open_slot(directory, "orders", 1, "billing").close()
+        assert change(directory, "segment_ms=7") == (0, "slot-0:\nsegment_ms = 7\nslot-1:\nsegment_ms = 7\n")
+    with Outbox.open_slot(directory, "orders", 1, "billing") as outbox:
+        assert outbox.log(0).config.segment_ms == 7
 
 
 def test_a_closed_outbox_gets_them_at_its_next_opening(tmp_path, change, capfd):
