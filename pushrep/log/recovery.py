@@ -46,11 +46,11 @@ its indexes.
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import numpy as np
@@ -182,7 +182,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """How a log was opened. `str()` of it is a sentence, `as_dict()` is for JSON.
+    """How a log was opened. `str()` of it is a sentence.
 
     damaged_from: first offset that was known to be on disk and can't be read; None if all is well. damaged_segments:
     damaged sealed segments of a log with replicas, for another member to repair; the log goes on after them.
@@ -199,10 +199,6 @@ class RecoveryReport:
     damage: str | None
     seconds: float
     damaged_segments: tuple[ScrubFinding, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return asdict(self) | {"opening": self.opening.value}
 
     def __str__(self) -> str:
         known = f"offsets [{self.log_start_offset}, {self.log_end_offset})"

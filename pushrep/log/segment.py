@@ -576,12 +576,7 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
         return whole
     index = IndexFile(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
     for step in scan(file, from_index_entry(file, whole, index.floor(time[1]))):
-        if not isinstance(step, WholeBatch):
-            break
-        header = step.batch.header
-        if header.last_offset - base < time[1]:
-            continue
-        if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name a record
-            return whole._replace(position=step.position, next_offset=header.base_offset)
-        break
+        if isinstance(step, WholeBatch) and (header := step.batch.header).last_offset - base >= time[1]:
+            is_true = header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]  # some name a record
+            return whole._replace(position=step.position, next_offset=header.base_offset) if is_true else whole
     return whole

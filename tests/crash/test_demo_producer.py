@@ -96,7 +96,7 @@ def test_sigterm_closes_cleanly(tmp_path):
     code, said = end(process, signal.SIGTERM)
     assert (code, said) == (143, "")
     with SegmentLog.open(tmp_path / "log" / "flights-0") as log:
-        assert log.recovery.as_dict()["opening"] == "normal", "a clean close leaves a log that opens without a scan"
+        assert log.recovery.opening.value == "normal", "a clean close leaves a log that opens without a scan"
 
 
 def test_a_position_ahead_of_the_log_makes_no_hole():

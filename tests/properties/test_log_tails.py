@@ -101,7 +101,7 @@ def test_every_prefix_reopens_to_its_whole_batches(small_log):
             if cut is not None:
                 assert [here.bytes_of(PATH / name) for name in cut.kept_as] == [data[position:size]], "kept to the byte"
             assert log.append([b"next"]).base_offset == offset
-            assert log.recovery.as_dict()["log_end_offset"] == offset
+            assert log.recovery.log_end_offset == offset
 
 
 def test_recovery_run_twice_gives_the_same_log(small_log):

@@ -430,6 +430,15 @@ def test_faults_f3_times_that_can_not_be_believed_end_no_segment_and_keep_none_o
     assert list_segments(disk, path) == [0, 5, 10]
 
 
+def test_faults_f3_a_time_that_is_ahead_of_the_clock_by_less_than_an_hour_is_believed():
+    clock = SimulatedClock()
+    disk, path = SimulatedDisk(clock=clock), Path("/logs/orders-0")
+    with SegmentLog.open(path, LogConfig(segment_ms=1000), filesystem=disk, clock=clock) as log:
+        for ahead_ms in (3_000_000, 3_000_999, 3_001_000):
+            log.append(b"v", timestamps_ms=clock.wall_ms() + ahead_ms)
+    assert list_segments(disk, path) == [0, 2]
+
+
 def test_space_allocated_ahead_is_cut_off_at_roll_and_close(tmp_path):
     path = tmp_path / "orders-0"
     config = LogConfig(segment_bytes=20_000, preallocate_bytes=8192)

@@ -3,6 +3,7 @@ aside.
 """
 
 import os
+import shutil
 from contextlib import suppress
 
 import pytest
@@ -247,6 +248,24 @@ def test_damage_that_a_verification_at_open_finds_counts_however_far_below_the_e
         marker = {log.path.name: CleanLog(60, len(whole), 0)}
         write_clean_marker(tmp_path, marker, REAL_FILESYSTEM)  # as if it had been closed clean again
     assert len(path.read_bytes()) == len(whole)
+
+
+def test_damage_is_no_end_of_the_log_where_nothing_tells_how_far_that_was_on_disk(tmp_path):
+    """The seal alone tells, and only the directory of the log is left."""
+    for name, value in (("here", b"ours"), ("there", b"none")):
+        with SegmentLog.open(tmp_path / name / "orders-0", LogConfig(segment_bytes=200, preallocate_bytes=0)) as log:
+            for _ in range(3):
+                log.append([value] * 10)
+    path = tmp_path / "here" / "orders-0"
+    shutil.copy(segment_path(tmp_path / "there" / "orders-0", 0), path)
+    for file in path.parent.iterdir():
+        if file != path:
+            file.unlink()
+    with SegmentLog.open(path) as log, SegmentLog.open_reader(path, isolation="written") as reader:
+        assert log.damaged_from == 0
+        for one in (log, reader):
+            with pytest.raises(CorruptBatch):
+                one.read(0, 1)
 
 
 def test_an_index_with_more_entries_than_there_are_batches_is_not_read(tmp_path):

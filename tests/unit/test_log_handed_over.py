@@ -117,6 +117,18 @@ def values_of(log):
     return [record.value for record in log.records(0)]
 
 
+def test_the_lead_is_one_threads_until_it_releases():
+    leader, calls = GroupCommitLeader(), []
+    with leader.held():
+        assert leader.owner == threading.get_ident()
+        assert not leader.try_acquire()
+        assert not leader.do_unless_held(lambda: calls.append("beside the leader"))
+    assert leader.do_unless_held(lambda: calls.append("nobody leads"))
+    assert calls == ["nobody leads"]
+    assert leader.try_acquire()
+    assert leader.owner == threading.get_ident()
+
+
 def test_one_write_for_all_in_the_order_they_came(log, gate, handed_over):
     lists = [[b"%d" % number] * (number % 3 + 1) for number in range(30)]
     with handed_over(lists) as futures:

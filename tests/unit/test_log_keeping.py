@@ -218,6 +218,18 @@ def test_faults_f3_a_files_time_makes_no_segment_older_than_its_records_say(mach
     assert machine.retain()[0] == 0
 
 
+def test_faults_f3_a_time_that_is_ahead_by_less_than_an_hour_is_believed_beside_one_from_2100(machine):
+    log = machine.open(retention_ms=DAY_MS)
+    ahead_ms = machine.clock.wall_ms() + 50 * 60_000
+    log.append([b"strange" * 100, b"a fast clock"], timestamps_ms=[4_102_444_800_000, ahead_ms])
+    machine.fill(age_ms=lambda n: 5 * DAY_MS)
+    assert machine.retain() == [], "looked at"
+    machine.clock.advance(DAY_MS + 45 * 60_000)
+    assert machine.retain() == []
+    machine.clock.advance(10 * 60_000)
+    assert machine.retain()[0] == 0
+
+
 @pytest.mark.parametrize("days", [30, -30])
 def test_faults_f3_a_clock_that_was_set_removes_nothing_for_a_day(machine, days):
     log = machine.open(retention_ms=7 * DAY_MS)

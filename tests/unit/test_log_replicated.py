@@ -93,7 +93,7 @@ def test_a_checkpoint_holds_the_watermark_and_not_the_log_end(tmp_path):
 
 def test_an_epoch_without_a_record_outlives_close_and_cut(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
-        log.append_as_is([batch(0, 1, b"a", b"b"), batch(2, 256)])
+        log.append_as_is([batch(0, 1, b"a", b"b"), batch(2, 256), batch(3, 257)])
         assert log.truncate_to(2) == 2
         assert log.leader_epochs.entries == ((1, 0), (256, 2)), "what is below may be safe only by that"
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:

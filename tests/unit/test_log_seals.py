@@ -304,6 +304,7 @@ def test_o6_a_seal_for_another_size_is_found_by_scrub_verify_and_opening(tmp_pat
     with SegmentLog.open(path, SMALL) as log:
         (found,) = log.scrub.run_pass().findings
         assert "were sealed" in found.reason
+        assert (found.position, found.offset) == (0, old.base_offset)
     (finding,) = verify_log(path).findings
     assert (finding.kind, finding.offset) == (FindingKind.SEAL, old.base_offset)
     with SegmentLog.open(path, replace(SMALL, verify_last_segments=100)) as log:
@@ -372,6 +373,17 @@ def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, ca
         assert segment.read_bytes() == rotten
         segment.write_bytes(whole)
         assert log.scrub.run_pass().findings == ()
+
+
+def test_o8_the_scrub_reports_a_segment_that_can_not_be_read_from_its_first_byte_on(tmp_path):
+    path = made(tmp_path / "orders-0")
+    base = bases(path)[1]
+    with SegmentLog.open(path, SMALL) as log:
+        (path / f"{base:020d}.log").unlink()
+        (path / f"{base:020d}.log").mkdir()
+        (found,) = log.scrub.run_pass().findings
+        assert (found.position, found.offset) == (0, base)
+        assert "directory" in found.reason
 
 
 def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):

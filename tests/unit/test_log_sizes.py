@@ -2,8 +2,12 @@
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.filesystem import RealFile
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.directory_files import segment_path
 from pushrep.log.disk import SYNC_BOUNDS_S, Durations
+from pushrep.log.segment import SealedSegment, newest_timestamp_ms
 
 INTERVAL = 4096
 
@@ -29,6 +33,23 @@ def test_the_bytes_from_an_offset_on_are_told_to_an_index_entry(tmp_path, segmen
             assert log.purge(1200) > 1000
             assert log.size_from(1500) == before
             assert log.size_from(0) < size, "what was removed counts nothing"
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_the_newest_time_of_a_sealed_segment_is_read_from_its_last_index_entry_on(tmp_path, monkeypatch, records):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(index_interval_bytes=200, preallocate_bytes=0)) as log:
+        for number in range(20):
+            log.append([b"x" * 100] * records, timestamps_ms=number + 1)
+    positions, read_at = [], RealFile.read_at
+
+    def noted(file, size, position):
+        if file.path.suffix == ".log":
+            positions.append(position)
+        return read_at(file, size, position)
+
+    monkeypatch.setattr(RealFile, "read_at", noted)
+    assert newest_timestamp_ms(REAL_FILESYSTEM, log.path, SealedSegment(0, 20 * records, 0)) == 20
+    assert min(positions) > segment_path(log.path, 0).stat().st_size // 2
 
 
 def test_every_sync_is_counted_in_its_class():

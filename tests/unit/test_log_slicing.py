@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import segment_path
 from pushrep.log.reader import LogSlices
@@ -142,7 +142,9 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
         assert slices.read(second, log.log_end_offset, 1 << 20) is None
 
 
-def test_who_lists_the_directory_itself_finds_segments_that_came_since(tmp_path):
+def test_who_lists_the_directory_itself_finds_segments_that_came_since(tmp_path, monkeypatch):
+    listed, list_directory = [], RealFilesystem.list
+    monkeypatch.setattr(RealFilesystem, "list", lambda one, path: listed.append(path) or list_directory(one, path))
     config = LogConfig(segment_bytes=400, preallocate_bytes=0)
     with SegmentLog.open(tmp_path / "orders-0", config) as log:
         slices, end = LogSlices(REAL_FILESYSTEM, log.path), 0
@@ -151,4 +153,6 @@ def test_who_lists_the_directory_itself_finds_segments_that_came_since(tmp_path)
             found = slices.read(end, log.log_end_offset, 1 << 20)
             assert (found.base_offset, found.end_offset, found.segment) == (end, log.log_end_offset, 3 * number)
             end = found.end_offset
+        listed.clear()
         assert slices.read(0, end, 1 << 20).segment == 0
+        assert listed == [], "its segment is known"

@@ -195,6 +195,14 @@ def test_progress_adds_up(log):
     assert sum(told) == report.bytes_read
 
 
+def test_beside_a_writer_it_ends_where_the_log_ended_when_it_began(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
+        log.append([b"value"] * 3)
+        report = verify_log(log.path, on_bytes=lambda _bytes: [log.append([b"value"] * 9) for _ in range(5)])
+        assert len(list_segments(REAL_FILESYSTEM, log.path)) > 3
+    assert (report.segments, report.verified_to) == (1, 3)
+
+
 def test_who_writes_is_known_without_taking_the_lock(log):
     assert lock_holder(log.parent) is None
     with SegmentLog.open(log, CONFIG) as opened:
