@@ -118,7 +118,7 @@ class Splicer:
                     "overlap can only be cut, with --cut-at"
                 )
             self._take_segment(base, following)
-        self._take_missing(self._expected.below or 0)
+        self._take_missing(self._expected.below or 0, is_last=True)
         if self.repairs and not self._is_compared and not self._is_same_log:
             raise RepairRefused(
                 f"nothing of {self._log} is left to compare {self._copy} with, and their ids in partition.metadata "
@@ -130,11 +130,16 @@ class Splicer:
         for repair in self.repairs:
             repair.close()
 
-    def _take_missing(self, limit: int) -> None:
+    def _take_missing(self, limit: int, *, is_last: bool = False) -> None:
         """Take the copy's segments for [next offset, limit), with the copy's names."""
         while self._next_offset < limit:
             end = min([base for base in self._copy_bases if base > self._next_offset] + [limit])
-            self._fill(self._next_offset, end, f"no file holds the offsets from {self._next_offset} to {limit}")
+            self._fill(
+                self._next_offset,
+                end,
+                f"no file holds the offsets from {self._next_offset} to {limit}",
+                is_newest=is_last and end == limit,
+            )
 
     def _take_segment(self, base: int, following: int | None) -> None:
         """Go over one of our segments; if it is damaged, take what it lacks."""

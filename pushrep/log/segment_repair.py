@@ -245,7 +245,7 @@ class SegmentRepair:
         if why is not None:
             raise RepairRefused(f"it does not join at offset {self.next_offset}: {why}")
         if self.trusts_own and self._own is not None and self._own_stands(self._own, header):
-            self.is_compared, self.holes[-1].position_end = True, self._position
+            self.is_compared = True
             self._take_own(self._own)
             if self.is_done or self.next_offset > base or not self.trusts_own:
                 return  # else our file can't be read there
@@ -291,8 +291,6 @@ class SegmentRepair:
             self.is_proved = True
         elif log_id is not None and not self.is_newest:
             self._seal = headers.seal(log_id, *found)
-        self._temp.close()
-        self._temp = None
         self._on_done(self)
         self.is_done = True
 

@@ -85,7 +85,9 @@ def statements_of(path: str, source: str) -> list[list[Change]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in _inside(node):
-                header = [one for one in ast.iter_child_nodes(statement) if not isinstance(one, _BLOCKS)]
+                not_run = getattr(statement, "annotation", None)
+                parts = (one for one in ast.iter_child_nodes(statement) if one is not not_run)
+                header = [one for one in parts if not isinstance(one, _BLOCKS)]
                 last = max((one.end_lineno or 0 for one in header if isinstance(one, ast.expr)), default=0)
                 lines = range(statement.lineno, max(last, statement.lineno) + 1)
                 changes = [

@@ -184,7 +184,9 @@ def test_taking_back_gives_the_sequence_numbers_back():
     list(made.on_answer(second, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
     assert made.verdict() == (first, AnswerReaction.SPLIT)
     assert made.forget(first) == [first, second]
+    assert made.may_send
     assert go(made, sent(0, 1)).base_sequence == first.base_sequence
+    assert not made.may_send, "as after every failure the first one goes alone"
 
 
 @pytest.mark.parametrize("code", [code for code in Code if reaction_to(code) is not AnswerReaction.DONE])

@@ -164,7 +164,7 @@ def test_by_time_a_younger_record_keeps_its_segment_and_what_is_behind_it(machin
     assert machine.bases() == [RECORDS], "all of it is old by now"
 
 
-@pytest.mark.parametrize("damage", ["missing", "older", "shorter"])
+@pytest.mark.parametrize("damage", ["missing", "older", "elsewhere", "shorter"])
 def test_a_time_index_that_lies_makes_no_record_old(machine, damage):
     machine.open(retention_ms=DAY_MS)
     machine.fill(age_ms=lambda n: 0 if n % 5 == 2 else 5 * DAY_MS)
@@ -178,7 +178,7 @@ def test_a_time_index_that_lies_makes_no_record_old(machine, damage):
             if damage == "shorter":
                 file.truncate(max(0, size - TIME_ENTRY.size))
             elif size:
-                rel = IndexFile(machine.disk, path, TIME_ENTRY).last[1]
+                rel = 4 if damage == "elsewhere" else IndexFile(machine.disk, path, TIME_ENTRY).last[1]
                 file.write_at(TIME_ENTRY.pack(machine.clock.wall_ms() - 9 * DAY_MS, rel), size - TIME_ENTRY.size)
     assert machine.retain() == []
 

@@ -89,6 +89,7 @@ def test_a_copy_gives_back_the_very_bytes(log, copy, damage):
     report = Repairer(log).repair(copy=copy)
     assert report.is_whole, report.after.findings
     assert verify_log(log).is_whole
+    assert not (log / SEGMENTS[2]).with_suffix(".seal").exists(), "the newest segment goes on"
     for name in SEGMENTS:
         assert (log / name).read_bytes() == (copy / name).read_bytes(), name
     assert (log / "partition.metadata").read_bytes() == (copy / "partition.metadata").read_bytes()
@@ -98,6 +99,14 @@ def test_a_copy_gives_back_the_very_bytes(log, copy, damage):
         assert [record.value for record in opened.records(0)] == [b"value %d" % (i // 3) for i in range(21)]
         assert opened.append(b"more").base_offset == 21
     assert verify_log(log).is_whole
+
+
+@pytest.mark.parametrize("damage", ["a value in the first batch", "the last byte of the log", "the first file"])
+def test_one_of_its_own_batches_tells_a_copy_of_a_log_that_has_lost_its_id(log, copy, damage):
+    """The batch behind, before, and after whole files."""
+    DAMAGES[damage](log)
+    (log / "partition.metadata").unlink()
+    assert Repairer(log).repair(copy=copy).is_whole
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -159,6 +168,18 @@ def test_a_copy_that_does_not_join_is_refused(log, copy, spoil):
         Repairer(log).repair(copy=copy)
     after = {path: path.read_bytes() for path in log.parent.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before, "a refused repair changes nothing"
+
+
+def test_a_copy_that_does_not_join_behind_what_is_taken_is_refused(log, copy):
+    flip(log / SEGMENTS[0], -1)
+    (log / SEGMENTS[0]).with_suffix(".seal").unlink()
+    shutil.rmtree(copy)
+    fill(copy, lists=2)
+    with SegmentLog.open(copy, CONFIG) as other:
+        other.append([b"other 2"] * 3, timestamps_ms=1_700_000_000_002)
+        other.append([b"other 3"] * 3, timestamps_ms=1_700_000_000_003)
+    with pytest.raises(RepairRefused, match="the first whole one behind the damage"):
+        Repairer(log).repair(copy=copy)
 
 
 def test_a_whole_log_is_not_taken_from_another_one(log, copy):

@@ -170,6 +170,86 @@ def test_o8_without_a_seal_what_goes_is_kept_and_a_seal_is_made(leader, copy):
     assert verify_log(copy.path).is_whole
 
 
+def test_o8_what_goes_is_kept_to_the_end_of_a_file_that_is_too_long(leader, copy):
+    base = bases(copy)[1]
+    at, path = starts(copy, base)[-1], segment_path(copy.path, base)
+    path.write_bytes(path.read_bytes() + b"more than was written")
+    flip(copy, base, at + RECORDS_AT)
+    segment_path(copy.path, base, SEAL_SUFFIX).unlink()
+    rotten = path.read_bytes()
+    assert found(copy) == [base]
+    heal(copy, leader, base)
+    (kept,) = copy.path.glob("*.corrupt")
+    assert kept.read_bytes() == rotten[at:]
+
+
+def test_o8_batches_that_come_from_before_the_last_whole_one_are_passed_over(leader, copy):
+    base = bases(copy)[1]
+    flip(copy, base, starts(copy, base)[2] + RECORDS_AT)
+    assert found(copy) == [base]
+    with closing(copy.repair_segment(base)) as repair:
+        repair.add(leader.read(base, 1 << 20))
+        assert repair.is_done
+    assert found(copy) == []
+
+
+def test_o8_a_batch_that_reaches_into_the_next_segment_is_refused(tmp_path, leader, copy):
+    base, end = bases(copy)[1:3]
+    flip(copy, base, starts(copy, base)[-1] + RECORDS_AT)
+    segment_path(copy.path, base, SEAL_SUFFIX).unlink()
+    assert found(copy) == [base]
+    with SegmentLog.open(tmp_path / "long" / "orders-0", SMALL, log_id=LOG_ID) as long:
+        long.append_as_is(list(leader.batches(0, end - 10)))
+        long.append([b"v"] * 20)
+        with pytest.raises(RepairRefused, match="reach into the next segment"):
+            heal(copy, long, base)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [lambda data, _left: data[:-1] + bytes([data[-1] ^ 1]) if data else data, lambda data, left: data[: max(0, left)]],
+    ids=["another byte", "not all of it"],
+)
+def test_o8_a_new_file_that_does_not_hold_what_was_written_is_not_taken(leader, copy, monkeypatch, kept):
+    base = bases(copy)[1]
+    _, end, at = starts(copy, base)
+    flip(copy, base, at + RECORDS_AT)
+    assert found(copy) == [base]
+    rotten, read_at = segment_path(copy.path, base).read_bytes(), RealFile.read_at
+
+    def read(file, size, position):
+        data = read_at(file, size, position)
+        return kept(data, end - position) if file.path.suffix == ".repair" else data
+
+    monkeypatch.setattr(RealFile, "read_at", read)
+    with pytest.raises(RepairRefused, match="can't be read again"):
+        heal(copy, leader, base)
+    assert segment_path(copy.path, base).read_bytes() == rotten
+
+
+def test_o8_the_new_file_is_on_disk_and_was_read_from_there_before_it_has_the_old_ones_name(leader, copy, monkeypatch):
+    base = bases(copy)[1]
+    flip(copy, base, RECORDS_AT)
+    assert found(copy) == [base]
+    done = []
+
+    def note(kind, name, path_of):
+        call = getattr(kind, name)
+
+        def noted(*given):
+            if path_of(given).suffix == ".repair":
+                done.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    for name in ("write_at", "sync", "drop_cache"):
+        note(RealFile, name, lambda given: given[0].path)
+    note(RealFilesystem, "rename", lambda given: given[1])
+    heal(copy, leader, base)
+    assert done[-4:] == ["write_at", "sync", "drop_cache", "rename"]
+
+
 def other_history(tmp_path, name, *, at):
     """A log of the same offsets and sizes whose batches differ from offset `at` on."""
     with SegmentLog.open(tmp_path / name / "orders-0", SMALL, log_id=LOG_ID) as log:

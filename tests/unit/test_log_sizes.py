@@ -5,7 +5,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import RealFile
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import segment_path
+from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.disk import SYNC_BOUNDS_S, Durations
 from pushrep.log.segment import SealedSegment, newest_timestamp_ms
 
@@ -37,9 +37,11 @@ def test_the_bytes_from_an_offset_on_are_told_to_an_index_entry(tmp_path, segmen
 
 @pytest.mark.parametrize("records", [1, 3])
 def test_the_newest_time_of_a_sealed_segment_is_read_from_its_last_index_entry_on(tmp_path, monkeypatch, records):
-    with SegmentLog.open(tmp_path / "orders-0", LogConfig(index_interval_bytes=200, preallocate_bytes=0)) as log:
-        for number in range(20):
+    config = LogConfig(segment_bytes=5000, index_interval_bytes=1000, preallocate_bytes=0)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        for number in range(100):
             log.append([b"x" * 100] * records, timestamps_ms=number + 1)
+    _, base, end, *_ = list_segments(REAL_FILESYSTEM, log.path)
     positions, read_at = [], RealFile.read_at
 
     def noted(file, size, position):
@@ -48,8 +50,8 @@ def test_the_newest_time_of_a_sealed_segment_is_read_from_its_last_index_entry_o
         return read_at(file, size, position)
 
     monkeypatch.setattr(RealFile, "read_at", noted)
-    assert newest_timestamp_ms(REAL_FILESYSTEM, log.path, SealedSegment(0, 20 * records, 0)) == 20
-    assert min(positions) > segment_path(log.path, 0).stat().st_size // 2
+    assert newest_timestamp_ms(REAL_FILESYSTEM, log.path, SealedSegment(base, end, 0)) == end // records
+    assert min(positions) > segment_path(log.path, base).stat().st_size // 2
 
 
 def test_every_sync_is_counted_in_its_class():

@@ -226,7 +226,7 @@ def taken(outbox, value, partition=0, **how):
         return None
 
 
-def test_a_failed_fdatasync_stops_the_partition_until_its_log_is_open_again():
+def test_a_failed_fdatasync_stops_the_partition_until_its_log_is_open_again(caplog):
     disk = SimulatedDisk()
     with open_outbox(SIMULATED, disk, partitions=2) as outbox:
         outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0)).result(60)
@@ -238,6 +238,7 @@ def test_a_failed_fdatasync_stops_the_partition_until_its_log_is_open_again():
             outbox.append(0, b"never")
         assert outbox.append(1, b"the other partition goes on").result(60) == 0
         until(lambda: taken(outbox, b"after") == 1, "its log is opened again by itself")
+        until(lambda: "orders-0 was opened again after a failure" in caplog.text, "it is told")
         assert values_and_keys(outbox) == [
             (b"before", StreamMetadata(7, 0, 0)), (b"after", StreamMetadata(outbox.pid, 0, 1)),
         ]  # fmt: skip

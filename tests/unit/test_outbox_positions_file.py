@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
-from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
@@ -228,6 +228,10 @@ def wait_for_positions(path, end_offset):
 def test_who_follows_a_log_keeps_its_positions_as_it_grows_and_throws_away_those_of_another(tmp_path, monkeypatch):
     """Beside who has it open, whose epoch at the file's end is 0."""
     monkeypatch.setattr(module, "_FOLLOW_S", 0.01)
+    readers, open_reader = [], SegmentLog.open_reader
+    monkeypatch.setattr(
+        SegmentLog, "open_reader", lambda *at, **how: readers.append(open_reader(*at, **how)) or readers[-1]
+    )
     path = tmp_path / "orders-0" / POSITIONS_NAME
     with Outbox.open(tmp_path, "orders", 1, "billing", config=OutboxConfig(linger_ms=0)) as outbox:
         outbox.append_many(0, [b"x"] * 10, metadata=StreamMetadata(7, 0, 0)).result(60)
@@ -239,3 +243,6 @@ def test_who_follows_a_log_keeps_its_positions_as_it_grows_and_throws_away_those
             assert wait_for_positions(path, 20) == {(7, 0): 19}
         finally:
             follower.stop()
+        for reader in readers:
+            with pytest.raises(LogClosed):
+                reader.ends()
