@@ -90,7 +90,7 @@ class Brokers:
             [(_, self.listed)] = request._topics
             return SimpleNamespace(errors=[("orders", [(one, code) for one in self.listed])])
         if isinstance(request, EndTxnRequest):
-            assert not request._transaction_result, "nothing is ever committed"
+            assert not request.prepare({26: (0, 1)}).transaction_result, "nothing is ever committed"
             for partition in self.listed:
                 marker = encode_batch([b"end"], timestamps_ms=1).with_producer(7, self.epoch, -1)
                 self.held[partition] = as_control(marker, 40 + self.epoch)
