@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from pushrep.errors import BadArgument
@@ -70,7 +71,7 @@ class DiskLimits:
 
 
 @with_near_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what each append asks is computed once
 class LogConfig:
     """How a log is laid out and flushed. Names follow Kafka's topic settings where it has them.
 
@@ -157,7 +158,7 @@ class LogConfig:
             why = f"the largest batch would have {after} bytes instead of {before}, which only an opening can change"
             raise BadArgument("segment_bytes", why)
 
-    @property
+    @cached_property
     def limits_times(self) -> bool:
         """Whether records are refused by their time."""
         return (self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms) != (None, None)
@@ -189,12 +190,12 @@ class LogConfig:
             refuse_free_bytes=self.disk_refuse_free_bytes,
         )
 
-    @property
+    @cached_property
     def batch_limit_bytes(self) -> int:
         """The largest batch that fits: a batch never spans two segments."""
         return min(self.batch_bytes_max, self.segment_bytes)
 
-    @property
+    @cached_property
     def batch_target_bytes(self) -> int:
         """The size that a batch of many records does not exceed."""
         return min(self.batch_bytes, self.batch_limit_bytes)

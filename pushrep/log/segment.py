@@ -116,7 +116,7 @@ class Segment:
         self.wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
         """The wall clock, which counts for batches without a time that can be believed."""
         self._file: File | None = None
-        self._file_bytes: int | None = None  # as this object made it; None: not opened yet
+        self._file_bytes = -1  # as this object made it; -1: not opened yet
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self._tail = _Tail(0, base_offset)
@@ -178,10 +178,10 @@ class Segment:
             try:
                 self._file = self._filesystem.open(self.path)
             except FileNotFoundError as error:
-                if self._file_bytes is None:
+                if self._file_bytes < 0:
                     raise
                 raise FileRemoved(self.path, self._file_bytes, None) from error
-            if self._file_bytes is None:
+            if self._file_bytes < 0:
                 self._file_bytes = self._file.size()
         return self._file
 
@@ -199,7 +199,7 @@ class Segment:
         """
         found = self.file.named_size()
         if found is None or found != self._file_bytes:
-            raise FileRemoved(self.path, self._file_bytes or 0, found)
+            raise FileRemoved(self.path, self._file_bytes, found)
 
     def check_written(self) -> None:
         """`check_file` for the file in its final form, on disk; if it has holes, its batches are read back, and the
@@ -259,13 +259,13 @@ class Segment:
         data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
         self._unwritten.clear()
         file, end = self.file, self._tail.size_bytes
-        if reaches_end := end >= (self._file_bytes or 0):
+        if reaches_end := end >= self._file_bytes:
             self.check_file()  # a file that was cut would get the size that it had
-            if self.config.preallocate_bytes and end > (self._file_bytes or 0):
+            if self.config.preallocate_bytes and end > self._file_bytes:
                 self._allocate(file, end)
         file.write_at(data, end - len(data))
         if reaches_end:
-            self._file_bytes = max(end, self._file_bytes or 0)
+            self._file_bytes = max(end, self._file_bytes)
 
     def index_batch(self, position: int, header: BatchHeader) -> None:
         """Add the batch at `position` to the segment's end, newest time and index entries."""
