@@ -16,6 +16,18 @@ class BadArgument(PushrepError, ValueError, TypeError):
         self.argument, self.why = argument, why
 
 
+class CorruptFile(PushrepError):
+    """A small file of ours is damaged, missing beside what it describes, or of another version: act as `why` says.
+
+    It never counts as absent. outbox.json made anew would be a new PID, and readers would keep every replay; a node
+    without its promises.json could follow a leader that it has promised to refuse.
+    """
+
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
 class ForkedProcess(PushrepError):
     """The object was made in the parent of this process; open it again here.
 

@@ -44,16 +44,6 @@ class TableWentBack(SparkJobError):
     Going on would leave their rows out.
     """
 
-    def __init__(self, location: str, query_id: str, held: int, batch_id: int) -> None:
-        back = f"adopt=({query_id!r}, {held}), --adopt {query_id}:{held}"
-        super().__init__(
-            f"the table ends with batch {held} of query {query_id}, and its checkpoint and the marks at {location} go "
-            f"on behind batch {batch_id}: an older copy of it was restored, or batches were removed. Put them back; or "
-            f"begin a fresh checkpoint with {'an empty place for the marks' if held < 0 else back}, which reads their "
-            "records again"
-        )
-        self.location, self.query_id, self.held, self.batch_id = location, query_id, held, batch_id
-
 
 ROWS_WOULD_BE_LOST = (
     "taken back, these rows would be gone, and those before them are gone already. Put the checkpoint's files back as "

@@ -216,7 +216,12 @@ class ReplayFilteredBatches:
         held: int | None = None if ask is None else ask(session)
         is_new = stored.is_adopted and held is not None and held < 0
         if held is not None and held < stored.batch_id and not is_new:
-            raise TableWentBack(self._store.location, stored.query_id, held, stored.batch_id)
+            raise TableWentBack(
+                f"the table ends with batch {held} of query {stored.query_id}, and its checkpoint and the marks at "
+                f"{self._store.location} go on behind batch {stored.batch_id}: an older copy of it was restored, or "
+                "batches were removed. Put them back; or begin a fresh checkpoint with "
+                f"{_adopting(stored.query_id, held)}, which reads their records again"
+            )
         return held
 
     def _is_stored(
@@ -284,7 +289,7 @@ def adopted_marks(store: MarksStore, query_id: str | None, adopt: tuple[str, int
             f"marks at {store.location} belong to query {owner} (last batch {last}), this is query "
             f"{query_id or '<new>'}. If it is the same, give it its checkpoint again: without the option "
             "checkpointLocation each start is another query. To go on where that one ended begin a fresh checkpoint "
-            f"with adopt=({owner!r}, {last}), --adopt {owner}:{last}; otherwise choose another place for the marks"
+            f"with {_adopting(owner, last)}; otherwise choose another place for the marks"
         )
     if adopt is None:
         return None
@@ -295,14 +300,18 @@ def adopted_marks(store: MarksStore, query_id: str | None, adopt: tuple[str, int
 
 
 def _went_back(store: MarksStore, query_id: str, batch_id: int, newest: int) -> CheckpointWentBack:
-    lacking = f"adopt=({query_id!r}, {batch_id - 1}), --adopt {query_id}:{batch_id - 1}"
     return CheckpointWentBack(
         f"Spark runs batch {batch_id} of query {query_id}, and marks at {store.location} go up to batch {newest}: the "
         "checkpoint went back, and the handler can't take its rows back: it has no method drop_from(batch_id). If its "
-        f"table holds the batches from {batch_id} on, begin a fresh checkpoint with adopt=({query_id!r}, {newest}), "
-        f"--adopt {query_id}:{newest}; if it went back with the checkpoint, with "
-        f"{lacking if batch_id else 'an empty place for the marks'}"
+        f"table holds the batches from {batch_id} on, begin a fresh checkpoint with {_adopting(query_id, newest)}; if "
+        f"it went back with the checkpoint, with {_adopting(query_id, batch_id - 1)}"
     )
+
+
+def _adopting(query_id: str, batch_id: int) -> str:
+    """What a fresh checkpoint begins with, to go on behind this batch."""
+    adopted = f"adopt=({query_id!r}, {batch_id}), --adopt {query_id}:{batch_id}"
+    return "an empty place for the marks" if batch_id < 0 else adopted
 
 
 def _missing(store: MarksStore, query_id: str, batch_id: int) -> MarksMissing:

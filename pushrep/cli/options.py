@@ -196,7 +196,7 @@ def pem_files(cert: Path | None, key: Path | None, ca: Path | None) -> Certifica
 def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
     """The addresses of the outbox's other members; an empty list if there is no outbox or it has no replicas.
 
-    Raises CorruptNodeFile.
+    Raises CorruptFile.
     """
     if stored is None:
         return []

@@ -15,25 +15,45 @@ from typing import Any, NamedTuple, TypeVar
 
 from pushrep.crc32c import crc32c_value
 from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
+from pushrep.errors import CorruptFile
 
 _DEPTH_MAX = 64
 _Value = TypeVar("_Value")
 
 
 class BadJsonFile(ValueError):
-    """The file is damaged, or of another version (`OtherVersion`); the text says which."""
+    """It is no JSON, or none that anybody needs."""
 
 
-class OtherVersion(BadJsonFile):
-    """The file is whole, and this pushrep does not read its version: use the one that wrote it."""
-
-
-def read_checked_json(
-    filesystem: Filesystem, path: Path, size_max: int, version: int, value_of: Callable[[dict[str, Any]], _Value]
+def read_checked_json(  # noqa: PLR0913, PLR0917 - a file, and what it has to be
+    filesystem: Filesystem,
+    path: Path,
+    size_max: int,
+    version: int,
+    value_of: Callable[[dict[str, Any]], _Value],
+    way_on: str,
 ) -> _Value | None:
-    """The file's value, as `parse_checked_json` gives it; None if there is no file. Raises BadJsonFile, OSError."""
+    """What `value_of` makes of the file's fields, without version and crc32c; None if there is no file.
+
+    way_on: what to do about a damaged file, for the error. Raises CorruptFile, also where `value_of` misses a field or
+    meets an impossible one; OSError.
+    """
     data = read_whole(filesystem, path, size_max)
-    return None if data is None else parse_checked_json(data, version, value_of)
+    if data is None:
+        return None
+    try:
+        fields = parse_json(data)
+        crc = fields.pop("crc32c")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptFile(path, f"it is no JSON object with a crc32c: {error}; {way_on}") from error
+    if crc != crc_of_fields(fields):
+        raise CorruptFile(path, f"its checksum, crc32c, does not match; {way_on}")
+    if (found := fields.pop("version", None)) != version:
+        raise CorruptFile(path, f"its version is {found!r}, this pushrep reads {version}: use the one that wrote it")
+    try:
+        return value_of(fields)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CorruptFile(path, f"a field is missing or impossible: {error!r}; {way_on}") from error
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -60,26 +80,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
         return False
     parts = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
-
-
-def parse_checked_json(data: bytes, version: int, value_of: Callable[[dict[str, Any]], _Value]) -> _Value:
-    """What `value_of` makes of the fields in a file's bytes, without version and crc32c.
-
-    Raises BadJsonFile, also where `value_of` misses a field or meets an impossible one.
-    """
-    try:
-        fields = parse_json(data)
-        crc = fields.pop("crc32c")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
-    if crc != crc_of_fields(fields):
-        raise BadJsonFile("its checksum, crc32c, does not match")
-    if (found := fields.pop("version", None)) != version:
-        raise OtherVersion(f"its version is {found!r}, this pushrep reads {version}: use the one that wrote it")
-    try:
-        return value_of(fields)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadJsonFile(f"a field is missing or impossible: {error!r}") from error
 
 
 def checked_json(fields: Mapping[str, Any], version: int) -> bytes:

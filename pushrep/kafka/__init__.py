@@ -8,7 +8,6 @@ Loads no Kafka client: the room's other modules do, and are imported when someth
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
     AnotherCluster,
-    CorruptDestinationsFile,
     DestinationAhead,
     DestinationRefused,
     KafkaUnreachable,
@@ -24,7 +23,6 @@ from pushrep.kafka.errors import (
 
 __all__ = [
     "AnotherCluster",
-    "CorruptDestinationsFile",
     "DestinationAhead",
     "DestinationRefused",
     "KafkaDestination",

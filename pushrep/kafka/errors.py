@@ -4,8 +4,7 @@ DestinationRefused, TopicMissing   change or make the topic         ShippingStop
 AnotherCluster                     correct bootstrap_servers
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
 OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep outbox rebase
-CorruptDestinationsFile            restore or remove the file       OutboxTakenOver   close one of two instances
-RecordsParked                      pushrep outbox parked list
+RecordsParked                      pushrep outbox parked list       OutboxTakenOver   close one of two instances
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,21 +107,6 @@ class TopicLostRecords(ShippingError):
             "DIRECTORY; the next start sends again what the topic lacks"
         )
         self.topic, self.lost = topic, dict(lost)
-
-
-class CorruptDestinationsFile(ShippingError):
-    """destinations.json is damaged: restore it, or remove it.
-
-    Without it the topic is read from its start, and the number of its partitions that are used is found by where the
-    topic holds this outbox's records.
-    """
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"{path}: {why}; restore it from a copy, or remove it: then the topic is read from its start, and what it "
-            "lacks is shipped"
-        )
-        self.path, self.why = path, why
 
 
 class ShippingStopped(ShippingError):

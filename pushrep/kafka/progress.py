@@ -36,8 +36,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pushrep.env import Filesystem, write_atomic
-from pushrep.env.checked_json import BadJsonFile, crc_of_fields, read_checked_json
-from pushrep.kafka.errors import CorruptDestinationsFile, DestinationRefused, KafkaUnreachable
+from pushrep.env.checked_json import crc_of_fields, read_checked_json
+from pushrep.errors import CorruptFile
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.settings import checked
 
 
@@ -101,6 +102,7 @@ class OffsetRanges:
 FILE_NAME = "destinations.json"
 VERSION = 1
 _FILE_BYTES_MAX = 256 << 20  # a million partitions make about 40 MB
+_WAY_ON = "restore it from a copy, or remove it: then the topic is read from its start, and what it lacks is shipped"
 
 
 class ShippedRecord(NamedTuple):
@@ -242,15 +244,12 @@ class ShippingProgress:
 
 
 def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, ShippingProgress]:
-    """The progress by topic; empty without a file. Raises CorruptDestinationsFile."""
+    """The progress by topic; empty without a file. Raises CorruptFile."""
     path = directory / FILE_NAME
     try:
-        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _by_topic)
-    except BadJsonFile as error:
-        raise CorruptDestinationsFile(path, str(error)) from error
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _by_topic, _WAY_ON) or {}
     except OSError as error:
-        raise CorruptDestinationsFile(path, f"can't be read: {error.strerror or error}") from error
-    return {} if found is None else found
+        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
 
 
 def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, ShippingProgress]) -> None:

@@ -97,7 +97,7 @@ class SinkConfig:
 
 
 class KafkaSink:
-    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead, ShippingError."""
+    """See the file's map. Thread-safe. Raises CorruptFile, DestinationAhead, ShippingError."""
 
     def __init__(self, shipped: SinkConfig, destination: KafkaDestination) -> None:
         self._config, self._destination = shipped, destination

@@ -42,11 +42,12 @@ from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failur
 from filtering.retry import Failure, ask
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.env.checked_json import parse_json
+from pushrep.errors import CorruptFile
 from pushrep.kafka.destination import KafkaDestination, destination_by
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import kafka_failure, look_at_topic, uuid_of
-from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
+from pushrep.startpoints import Checkpoint, Fact, Reader, StartpointStore, StoreUnavailable
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import (
     Applied,
@@ -226,7 +227,7 @@ class FactsInTopic:
     """Reads and appends facts and checkpoints. Thread-safe; a forked process has to open another store.
 
     What was read so far is kept: facts in order, checkpoints, the newest offset of each key. Reading raises
-    StoreUnavailable if brokers do not answer, CorruptStore for records of another format and for a topic that was
+    StoreUnavailable if brokers do not answer, CorruptFile for records of another format and for a topic that was
     deleted and made again.
     """
 
@@ -345,7 +346,7 @@ class FactsInTopic:
             raise StoreUnavailable(self.place, error.why) from error
         except TopicReplaced as error:
             why = "the topic was deleted and made again, and its startpoints are gone: restart this program"
-            raise CorruptStore(self.place, why) from error
+            raise CorruptFile(self.place, why) from error
         finally:
             self._reads.release()
 
@@ -358,7 +359,7 @@ class FactsInTopic:
             # Before the bad record, so that the next call raises the error again.
             self._records.position = offset
             why = f"the record at offset {offset} is not a startpoint's ({error}): use another topic for startpoints"
-            raise CorruptStore(self.place, why) from error
+            raise CorruptFile(self.place, why) from error
         self._last[key] = offset
 
     def _add(self, key: str, offset: int, fields: Any) -> None:

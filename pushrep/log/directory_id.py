@@ -30,7 +30,8 @@ from typing import Any
 from uuid import UUID
 
 from pushrep.env import Filesystem, FileWitness
-from pushrep.env.checked_json import BadJsonFile, checked_json, read_checked_json
+from pushrep.env.checked_json import checked_json, read_checked_json
+from pushrep.errors import CorruptFile
 from pushrep.log.directory_files import remove_clean_marker
 from pushrep.log.published import PUBLISHED_NAME
 
@@ -84,9 +85,9 @@ def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[Director
     """The stored identity, and the verdict of its witness. Takes no lock, changes nothing. Raises OSError."""
     path = directory / DIRECTORY_ID_NAME
     try:
-        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION, _id_of)
-    except BadJsonFile as error:
-        _LOG.error("%s can't be believed, so the directory counts as a copy: %s", path, error)
+        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION, _id_of, "its id is not known")
+    except CorruptFile as error:
+        _LOG.error("the directory counts as a copy: %s", error)
         return DirectoryId(directory_id=UNKNOWN_ID), CopyVerdict.COPY
     if found is None:
         return None, CopyVerdict.NO_ID

@@ -145,7 +145,7 @@ class Unshipped(NamedTuple):
 
 def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Unshipped]:
     """The unshipped ranges of every topic that the outbox ships to. Takes no lock. Raises NoOutbox,
-    CorruptDestinationsFile.
+    CorruptFile.
     """
     identity = identity_in(filesystem, directory)
     found = []

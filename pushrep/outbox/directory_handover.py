@@ -151,7 +151,7 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
     """Move the outbox in `directory` into `data`, the directory of a node, which may run. Returns the new path.
 
-    Raises CommandRefused (its text says what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
+    Raises CommandRefused (its text says what to do; nothing was changed), CorruptFile, CorruptFile, OSError.
     """
     data, directory = Path(data), Path(directory)
     identity = read_identity(filesystem, directory)

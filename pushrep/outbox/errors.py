@@ -1,7 +1,7 @@
 """What an outbox refuses or fails at, named for what the caller does next.
 
 OutboxDiffers                   fix the argument of `open`     RecordRefused and below   fix the record
-CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
+LogsMissing                     restore what is missing        BufferFull                append again, later
 NoFreeSlot                      give more slots                CommandRefused            another way, as it says
 NoOutbox                        check the path
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
@@ -25,18 +25,6 @@ class OutboxDiffers(BadArgument):
             f"(kept in {path}); open it with {stored!r}, or take another directory",
         )
         self.path, self.stored, self.got = path, stored, got
-
-
-class CorruptOutboxFile(PushrepError):
-    """outbox.json is missing beside its logs, or it or settings.json is unreadable or of another version: restore it
-    from a copy.
-
-    It is never made anew beside logs: a new outbox id would be a new PID, and readers would keep every replay.
-    """
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path, self.why = path, why
 
 
 class NoOutbox(PushrepError):

@@ -34,7 +34,6 @@ between raises it once more, which costs a PID and no record. pushrep/log/direct
 seen.
 """
 
-import json
 import logging
 import secrets
 import shlex
@@ -46,9 +45,9 @@ from typing import Any
 
 from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, read_whole, write_atomic
-from pushrep.env.checked_json import BadJsonFile, OtherVersion, crc_of_fields, parse_checked_json
-from pushrep.errors import BadArgument
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env.checked_json import read_checked_json, write_checked_json
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.log import SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import (
@@ -61,7 +60,7 @@ from pushrep.log.directory_files import (
     slot_directories,
 )
 from pushrep.log.inspection import is_log
-from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox, OutboxDiffers
+from pushrep.outbox.errors import LogsMissing, NoOutbox, OutboxDiffers
 from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replicate.election_state import PROMISES_NAME, REPLICA_EPOCH_NAME, ElectionState, find_election_state
@@ -133,37 +132,20 @@ def new_identity(  # noqa: PLR0913 - what is fixed
     )
 
 
-def encode(identity: OutboxIdentity) -> bytes:
-    """The file's bytes."""
-    fields = {"version": VERSION, **asdict(identity)}
-    return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, indent=1) + "\n").encode()
-
-
-def decode(path: Path, data: bytes) -> OutboxIdentity:
-    """Decode the file's bytes. Raises `CorruptOutboxFile`, which names what is wrong with them."""
-    try:
-        return parse_checked_json(data, VERSION, _identity_of)
-    except OtherVersion as error:
-        raise CorruptOutboxFile(path, str(error)) from error
-    except BadJsonFile as error:
-        raise CorruptOutboxFile(path, f"{error}; restore it from a copy") from error
-
-
 def _identity_of(fields: dict[str, Any]) -> OutboxIdentity:
     fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
     return checked(OutboxIdentity(**fields))
 
 
 def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | None:
-    """The stored identity; None if there is no outbox. Takes no lock. Raises `CorruptOutboxFile`."""
+    """The stored identity; None if there is no outbox. Takes no lock. Raises `CorruptFile`."""
     path = directory / FILE_NAME
     try:
-        data = read_whole(filesystem, path, _FILE_BYTES_MAX)
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _identity_of, "restore it from a copy")
     except NotADirectoryError:
         return None
     except OSError as error:
-        raise CorruptOutboxFile(path, f"can't be read: {error.strerror or error}") from error
-    return None if data is None else decode(path, data)
+        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
 
 
 def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
@@ -205,7 +187,7 @@ def refuse_other_kinds(directory: Path) -> None:
 
 def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIdentity) -> None:
     """Replace the file; on disk when this returns. The caller holds the directory's lock. Raises OSError."""
-    write_atomic(filesystem, directory / FILE_NAME, [encode(identity)])
+    write_checked_json(filesystem, directory / FILE_NAME, asdict(identity), VERSION)
 
 
 def settle_identity(
@@ -215,13 +197,13 @@ def settle_identity(
 
     min_insync_replicas: as the caller wants it, None: as it is. lead: has the grant by which this directory may lead;
     None before there is one. Raises `OutboxDiffers` where a fixed setting is asked for with another value,
-    `CorruptOutboxFile` if logs of the topic lie there without the file.
+    `CorruptFile` if logs of the topic lie there without the file.
     """
     path = held.path / FILE_NAME
     found = stored = read_identity(held.filesystem, held.path)
     if stored is None and lead is None:
         if any(name == wanted.topic for name, _ in list_logs(held.path, held.filesystem)):
-            raise CorruptOutboxFile(
+            raise CorruptFile(
                 path, f"is missing beside logs of topic {wanted.topic!r}; restore it, or take another directory"
             )
         write_identity(held.filesystem, held.path, wanted)
@@ -349,7 +331,7 @@ def begin_pid_epoch(
     """Let the outbox go on under another PID: for a directory that was restored from an older copy. The new identity.
 
     Such a copy does not know what readers have seen since it was made. Call it before the first append. Raises
-    `NoOutbox`, `CorruptOutboxFile`, `LogLocked`.
+    `NoOutbox`, `CorruptFile`, `LogLocked`.
     """
     directory = Path(directory)
     identity_in(filesystem, directory)  # before anything is made there
@@ -380,7 +362,7 @@ def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[s
     """
     try:
         identity = read_identity(filesystem, log.parent)
-    except CorruptOutboxFile as error:
+    except CorruptFile as error:
         _LOG.warning("%s", error)
         return None
     topic, partition = parse_log_name(log.name)

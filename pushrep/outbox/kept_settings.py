@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
-from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
-from pushrep.errors import BadArgument
+from pushrep.env.checked_json import read_checked_json, write_checked_json
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.kafka.parking import parking_config
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.outbox.destinations import locked_outbox
-from pushrep.outbox.errors import CorruptOutboxFile
 from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.settings import Setting, did_you_mean, settings_of
 
 FILE_NAME = "settings.json"
 VERSION = 1
 _FILE_BYTES_MAX = 1 << 16
+_WAY_ON = "restore it from a copy, or remove it: then the settings of the opening hold"
 DYNAMIC_SETTINGS: Mapping[str, Setting] = {name: one for name, one in settings_of(LogConfig).items() if one.is_dynamic}
 Kept: TypeAlias = Mapping[str, Any]
 
@@ -39,13 +39,14 @@ def dynamic_setting(name: str) -> Setting:
 
 
 def read_kept(filesystem: Filesystem, directory: Path) -> Kept:
-    """The changed settings; empty without a file. Raises CorruptOutboxFile."""
+    """The changed settings; empty without a file. Raises CorruptFile."""
     path = directory / FILE_NAME
     try:
-        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]))
-    except (BadJsonFile, OSError) as error:
-        why = "restore it from a copy, or remove it: then the settings of the opening hold"
-        raise CorruptOutboxFile(path, f"{error}; {why}") from error
+        found = read_checked_json(
+            filesystem, path, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]), _WAY_ON
+        )
+    except OSError as error:
+        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
     return {} if found is None else found
 
 
@@ -73,7 +74,7 @@ class KeptSettings:
     """The changed settings of an open outbox. Thread-safe. log_config: what its logs are opened with."""
 
     def __init__(self, held: LogDirectory, settings: OutboxSettings, *, ships: bool) -> None:
-        """Raises CorruptOutboxFile, BadArgument for what contradicts the settings of the opening."""
+        """Raises CorruptFile, BadArgument for what contradicts the settings of the opening."""
         self._held, self._settings, self._ships = held, settings, ships
         self._lock = threading.Lock()
         self.values = read_kept(held.filesystem, held.path)

@@ -138,7 +138,7 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
 
 
 def _lead_of(held: LogDirectory) -> ElectionState | None:
-    """The state by whose grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
+    """The state by whose grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptFile."""
     _, state = find_election_state(held.path, held.filesystem) or (None, None)
     if state is None or state.grant is None:
         return None

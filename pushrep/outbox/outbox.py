@@ -194,7 +194,7 @@ class Outbox(FirstErrorRaised):
         config: limits, times and sizes.
 
         The data of `last_metadata` is stored beside the logs; only records after its last write are read again. Raises
-        `BadArgument` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
+        `BadArgument` (which names the argument), `OutboxDiffers`, `CorruptFile`, `NoOutbox`, `LogsMissing`,
         `LogLocked`, `NotALog`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
         `NotLeader`, `LogNotFit`, `NodeUnreachable` (a replica that is ahead of this log stopped answering while its
         records were fetched).

@@ -142,7 +142,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, CantLead, DirectoryIsCopy before
     anything is changed; NotLeader or RivalGenerations if another leads, CommandRefused with what to do,
-    CorruptNodeFile, LogPoisoned, OSError.
+    CorruptFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_election_state(directory, filesystem)
@@ -237,7 +237,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
 
     first: the first grant, for an outbox that has none. may_be_copy: also in a copy whose original is lost; it is no
     copy any more once it leads.
-    Raises CommandRefused, DirectoryIsCopy, CorruptNodeFile, OSError.
+    Raises CommandRefused, DirectoryIsCopy, CorruptFile, OSError.
     """
     with ExitStack() as stack:
         waiting = RetryPolicy(

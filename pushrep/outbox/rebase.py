@@ -79,7 +79,7 @@ def rebase(
     open.
 
     dry_run: change nothing, only return what would be done.
-    Raises ShippingError for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
+    Raises ShippingError for records with the caller's own metadata, NoOutbox, LogLocked, CorruptFile,
     DirectoryIsCopy for a member's, TopicMissing, KafkaUnreachable, DestinationRefused.
     """
     with locked_outbox(Path(directory), filesystem, clock, refuse_copy=True) as (path, identity):

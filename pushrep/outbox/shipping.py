@@ -160,7 +160,7 @@ class Shipping:
         return self.parking
 
     def drop(self, topic: str) -> bool:
-        """As `pushrep outbox skip all`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
+        """As `pushrep outbox skip all`, asked of the open outbox. Raises BadArgument, CorruptFile,
         OSError.
         """
         sink = self.sink
@@ -202,7 +202,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     """Ship from now on; `resources` ends it. Waits up to `open_timeout_s` for the topic's metadata, then goes on
     without.
 
-    Raises the error for a topic that can't be used, CorruptDestinationsFile, OutboxDiverged, DestinationAhead,
+    Raises the error for a topic that can't be used, CorruptFile, OutboxDiverged, DestinationAhead,
     TopicLostRecords.
     """
     known, sink = read_progress(held.filesystem, held.path), None

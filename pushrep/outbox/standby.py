@@ -115,7 +115,7 @@ class GrantedMember(NamedTuple):
 
 
 def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[GrantedMember]:
-    """The members' directories: `directory` itself, or those in a node's. Raises CorruptNodeFile, OSError."""
+    """The members' directories: `directory` itself, or those in a node's. Raises CorruptFile, OSError."""
     places = [directory]
     if filesystem.exists(directory / REPLICA_EPOCH_NAME):
         places += [directory / name for name in sorted(filesystem.list(directory)) if _is_id(name)]

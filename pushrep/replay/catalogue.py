@@ -18,7 +18,8 @@ from typing import Any, Self
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
-from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.env.checked_json import read_checked_json, write_checked_json
+from pushrep.errors import CorruptFile
 from pushrep.replay.plan import ReplayRefused
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -27,6 +28,10 @@ from pushrep.wire.replay_messages import RecordingState
 CATALOGUE_NAME = ".pushrep_recordings"
 VERSION = 1
 _BYTES_MAX = 1 << 30
+_WAY_ON = (
+    "nothing was changed, restore the file from a copy, or remove it and ask by name: the logs get ids then that "
+    "others had"
+)
 _NO_OUTBOX = UUID(int=0)
 
 
@@ -154,11 +159,11 @@ def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYST
 
 def _load(path: Path, filesystem: Filesystem) -> dict[int, CatalogueEntry]:
     try:
-        found = read_checked_json(filesystem, path, _BYTES_MAX, VERSION, lambda of: list(map(_entry, of["recordings"])))
-    except BadJsonFile as error:
-        way_on = "restore the file from a copy, or remove it and ask by name: the logs get ids then that others had"
-        why = f"{path}: {error}; nothing was changed, {way_on}"
-        raise ReplayRefused(ErrorCode.KAFKA_STORAGE_ERROR, why) from error
+        found = read_checked_json(
+            filesystem, path, _BYTES_MAX, VERSION, lambda fields: list(map(_entry, fields["recordings"])), _WAY_ON
+        )
+    except CorruptFile as error:
+        raise ReplayRefused(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
     return {entry.recording_id: entry for entry in found or ()}
 
 

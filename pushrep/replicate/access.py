@@ -301,7 +301,7 @@ class Access:
 
         topics: the topics in a call that may create the outbox. begins: the call creates or leads the outbox; if the
         outbox has no owner, this identity may become its owner, which is on disk when this returns. Raises
-        CorruptNodeFile, OSError, too.
+        CorruptFile, OSError, too.
         """
         topics = frozenset(topics)
         if begins and topics:
@@ -310,12 +310,12 @@ class Access:
             raise self.refused(identity, call, outbox_id)
 
     def owner_of(self, outbox_id: UUID) -> str:
-        """The identity that created it here; empty if nobody is known to. Raises CorruptNodeFile, OSError."""
+        """The identity that created it here; empty if nobody is known to. Raises CorruptFile, OSError."""
         return self._place(outbox_id).owner or ""
 
     def may(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, begins: bool = False) -> bool:
         """As `check`, but return the decision and count no refusal. outbox_id None: an unknown outbox, so all outboxes
-        have to be allowed. Raises CorruptNodeFile, OSError.
+        have to be allowed. Raises CorruptFile, OSError.
         """
         if outbox_id is None:
             return self._policy.everywhere(identity, call)
@@ -452,7 +452,7 @@ def audit(identity: str, request: Struct, call: ApiKey) -> None:
 
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
-    """The owner of the outbox in this directory; None if it has none. Raises CorruptNodeFile, OSError."""
+    """The owner of the outbox in this directory; None if it has none. Raises CorruptFile, OSError."""
     return read_node_file(directory / OWNER_NAME, filesystem, _owner_of)
 
 

@@ -30,18 +30,19 @@ from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.errors import label
 from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover
 from pushrep.env import Clock, Filesystem
-from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.env.checked_json import read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
+from pushrep.errors import CorruptFile
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, is_log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.writer import STALE_SUFFIX
-from pushrep.replicate.errors import CorruptNodeFile
 
 _LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 NODE_FILE_VERSION = 1
+_WAY_ON = "restore it, or remove this replica's directory and let it be filled again"
 _FILE_BYTES_MAX = 64 << 20  # an entry for every partition that appended without a grant
 NO_MEMBER = -1
 _Value = TypeVar("_Value")
@@ -110,7 +111,7 @@ class ElectionState:
 
 
 class ElectionStateStore:
-    """The election state of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
+    """The election state of one directory. Thread-safe. Raises CorruptFile, OSError."""
 
     def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
         self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
@@ -206,12 +207,12 @@ class ElectionStateStore:
 
 
 def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> ElectionState:
-    """The stored election state of the outbox in `directory`. Raises CorruptNodeFile, OSError."""
+    """The stored election state of the outbox in `directory`. Raises CorruptFile, OSError."""
     found = find_election_state(directory, filesystem)
     if found is None:
         return ElectionState()
     if found[0] != outbox_id:
-        raise CorruptNodeFile(directory / PROMISES_NAME, f"it belongs to outbox {found[0]}")
+        raise CorruptFile(directory / PROMISES_NAME, f"it belongs to outbox {found[0]}; {_WAY_ON}")
     return found[1]
 
 
@@ -259,7 +260,7 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
 def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
     """Store and return the replica epoch of this start of the node, one more than the last.
 
-    Raises CorruptNodeFile, OSError. The first one is the wall clock's milliseconds: after a lost disk it must not be
+    Raises CorruptFile, OSError. The first one is the wall clock's milliseconds: after a lost disk it must not be
     below the one that a leader knows, which would treat the node's sessions as old ones and never fill it again.
     """
     path = data / REPLICA_EPOCH_NAME
@@ -270,11 +271,8 @@ def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int
 
 
 def read_node_file(path: Path, filesystem: Filesystem, value_of: Callable[[dict[str, Any]], _Value]) -> _Value | None:
-    """The value of one of a node's small files; None without one. Raises CorruptNodeFile, OSError."""
-    try:
-        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, NODE_FILE_VERSION, value_of)
-    except BadJsonFile as error:
-        raise CorruptNodeFile(path, str(error)) from error
+    """The value of one of a node's small files; None without one. Raises CorruptFile, OSError."""
+    return read_checked_json(filesystem, path, _FILE_BYTES_MAX, NODE_FILE_VERSION, value_of, _WAY_ON)
 
 
 def _grant_fields(grant: Grant | None) -> dict[str, Any] | None:

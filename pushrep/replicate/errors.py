@@ -30,17 +30,6 @@ class NodeInUse(PushrepError):
         self.directory, self.pid = directory, pid
 
 
-class CorruptNodeFile(PushrepError):
-    """A small file of the node is damaged, so its promises are unknown: restore it from a copy.
-
-    It never counts as absent, because the node could then follow a leader that it has promised to refuse.
-    """
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}; restore it, or remove this replica's directory and let it be filled again")
-        self.path, self.why = path, why
-
-
 class CantListen(PushrepError):
     """`address` can't be listened on."""
 

@@ -24,7 +24,7 @@ from uuid import UUID
 from pushrep.election.follower import ReplicaSession
 from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
-from pushrep.errors import PushrepError
+from pushrep.errors import CorruptFile, PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
@@ -37,7 +37,7 @@ from pushrep.replicate.election_state import (
     raise_replica_epoch,
     read_election_state,
 )
-from pushrep.replicate.errors import CorruptNodeFile, NodeInUse, Refusal
+from pushrep.replicate.errors import NodeInUse, Refusal
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica import DiskTrouble, ReplicaLog
 from pushrep.topic_id_partition import TopicIdPartition
@@ -126,7 +126,7 @@ class KeptOutbox:
     def look_again(self) -> None:
         """Read again a directory that was put here while the node runs, or that its service may have written to.
 
-        Raises CorruptNodeFile, OSError.
+        Raises CorruptFile, OSError.
         """
         if self.state_store.kept == ElectionState() or self.election_state.is_led_here:
             self.state_store.read_again()
@@ -524,7 +524,7 @@ class _NotKept(KeptOutbox):
 
 
 class NodeStore:
-    """The directory of a node. Thread-safe. Raises NodeInUse, CorruptNodeFile, OSError."""
+    """The directory of a node. Thread-safe. Raises NodeInUse, CorruptFile, OSError."""
 
     def __init__(self, data: Path, settings: NodeSettings, filesystem: Filesystem, clock: Clock) -> None:
         self.data, self.settings, self.filesystem, self.clock = data, settings, filesystem, clock
@@ -558,7 +558,7 @@ class NodeStore:
         return self._threads.run_all(calls)
 
     def outbox(self, outbox_id: UUID) -> KeptOutbox:
-        """The outbox as it is stored here, perhaps nothing yet. Raises CorruptNodeFile, OSError."""
+        """The outbox as it is stored here, perhaps nothing yet. Raises CorruptFile, OSError."""
         with self._lock:
             kept = self._outboxes.get(outbox_id)
             if kept is None:
@@ -596,7 +596,7 @@ class NodeStore:
         """The identities in the newest grants of all outboxes here, as far as these can be read."""
         found = frozenset[str]()
         for name in self.filesystem.list(self.data):
-            with suppress(ValueError, CorruptNodeFile, OSError):  # one of the node's own files, or logged elsewhere
+            with suppress(ValueError, CorruptFile, OSError):  # one of the node's own files, or logged elsewhere
                 found |= read_election_state(self.data / name, UUID(name), self.filesystem).identities
         return found
 

@@ -52,7 +52,7 @@ _STANDBY_MS = 5_000  # a standby that is silent for so long has ended, or leads
 
 
 class ReplicaNode:
-    """A running node. Raises NodeInUse, CantListen, CorruptNodeFile, OSError; `stop` when done, or use it in `with`."""
+    """A running node. Raises NodeInUse, CantListen, CorruptFile, OSError; `stop` when done, or use it in `with`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class ReplicaNode:
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
         """For a promotion: close the outbox's logs clean and leave them alone until the end of the block.
 
-        Yields the last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
+        Yields the last contact with a leader, for `promote`. Raises CorruptFile, OSError.
         """
         contact = self.store.look_up(outbox_id).last_contact
         try:

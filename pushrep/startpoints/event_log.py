@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pushrep.errors import CorruptFile
 from pushrep.startpoints.model import (
     NEXT,
     OVER,
     Applied,
     Cancelled,
     Consumed,
-    CorruptStore,
     Expired,
     Fact,
     Failed,
@@ -245,7 +245,7 @@ class FactLog(Protocol):
         ...
 
     def view(self) -> View:
-        """All present facts. Raises StoreUnavailable, CorruptStore."""
+        """All present facts. Raises StoreUnavailable, CorruptFile."""
         ...
 
     def size_bytes(self) -> int:
@@ -257,7 +257,7 @@ class FactLog(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Adding]:
-        """Exclusive access to facts and checkpoints. Raises StoreUnavailable, CorruptStore."""
+        """Exclusive access to facts and checkpoints. Raises StoreUnavailable, CorruptFile."""
         ...
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class EventLogFollower:
         self._count, self._event_log = 0, EventLog()
 
     def current(self) -> EventLog:
-        """The event log as of now. Raises CorruptStore."""
+        """The event log as of now. Raises CorruptFile."""
         view = self._journal.view()
         if view.facts is not self._facts:  # read from the start: the file does not begin with the known facts
             self._facts, self._count, self._event_log = view.facts, 0, EventLog()
@@ -283,7 +283,7 @@ class EventLogFollower:
                 self._event_log.add(fact)
         except ValueError as error:
             self._facts = []
-            raise CorruptStore(self._journal.place, f"{error}; restore it from a copy") from error
+            raise CorruptFile(self._journal.place, f"{error}; restore it from a copy") from error
         self._count = view.length
         return self._event_log
 

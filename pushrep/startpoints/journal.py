@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, write_atomic
 from pushrep.env.checked_json import BadJsonFile, journal_line, read_checked_json, scan_journal, write_checked_json
+from pushrep.errors import CorruptFile
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import (
     Checkpoint,
-    CorruptStore,
     Fact,
     Reader,
     StoreUnavailable,
@@ -94,7 +94,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator["Transaction"]:
-        """Alone with the journal until the block ends. Raises StoreUnavailable, CorruptStore."""
+        """Alone with the journal until the block ends. Raises StoreUnavailable, CorruptFile."""
         with self.locked():
             try:
                 end = self._settle()
@@ -147,7 +147,7 @@ class Journal:
         """The known facts and the appended ones; reads everything again if the file does not begin as it did."""
         known, size = self._known, file.size()
         if size > JOURNAL_BYTES_MAX:
-            raise CorruptStore(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
+            raise CorruptFile(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
         # Only a transaction that was read and then cut off makes the file shorter, or changes its end.
         last = self._last_line
         if not last or size < known.end or file.read_at(len(last), known.end - len(last)) != last:
@@ -197,14 +197,14 @@ class _Parsed(NamedTuple):
 
 
 def _parse(path: Path, data: bytes, *, first: bool) -> _Parsed:
-    """The whole lines of `data`, which begins the file or not. Raises CorruptStore for a bad one before good ones."""
+    """The whole lines of `data`, which begins the file or not. Raises CorruptFile for a bad one before good ones."""
     try:
         scan = scan_journal(data)
     except BadJsonFile as error:
-        raise CorruptStore(path, f"a line with its checksum is {error}; restore it from a copy") from error
+        raise CorruptFile(path, f"a line with its checksum is {error}; restore it from a copy") from error
     if scan.is_damaged:
         bad = data[scan.end :].split(b"\n", 1)[0]
-        raise CorruptStore(path, f"{bad[:60]!r}... is damaged and whole lines follow; restore it from a copy")
+        raise CorruptFile(path, f"{bad[:60]!r}... is damaged and whole lines follow; restore it from a copy")
     facts: list[Fact] = []
     start = last = 0
     for value, end in scan.lines:
@@ -214,16 +214,16 @@ def _parse(path: Path, data: bytes, *, first: bool) -> _Parsed:
             facts.extend(_facts(path, value))
         last, start = start, end
     if first and data and not scan.lines:
-        raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
+        raise CorruptFile(path, "its first line is no journal of startpoints; restore it from a copy")
     return _Parsed(facts, scan.end, data[last : scan.end])
 
 
 def _check_head(path: Path, head: Any) -> None:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
+        raise CorruptFile(path, "its first line is no journal of startpoints; restore it from a copy")
     if head.get("version") != VERSION:
         why = f"version {head.get('version')!r}, this pushrep reads {VERSION}: use the one that wrote it"
-        raise CorruptStore(path, why)
+        raise CorruptFile(path, why)
 
 
 def _facts(path: Path, value: Any) -> Iterator[Fact]:
@@ -231,12 +231,13 @@ def _facts(path: Path, value: Any) -> Iterator[Fact]:
         for fields in value:
             yield from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStore(path, f"{str(value)[:60]}... is nothing that this pushrep knows ({error})") from error
+        raise CorruptFile(path, f"{str(value)[:60]}... is nothing that this pushrep knows ({error})") from error
 
 
 CHECKPOINTS_NAME = "checkpoints"
 CHECKPOINT_VERSION = 1
 _FILE_BYTES_MAX = 1 << 16
+_WAY_ON = "restore it, or remove it and set a startpoint"
 
 
 class CheckpointFiles:
@@ -246,14 +247,14 @@ class CheckpointFiles:
         self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem
 
     def load(self, reader: Reader) -> Checkpoint:
-        """The reader's checkpoint; without one, an empty one of generation 0. Raises CorruptStore, StoreUnavailable."""
+        """The reader's checkpoint; without one, an empty one of generation 0. Raises CorruptFile, StoreUnavailable."""
         path = self._path(reader)
         try:
             checkpoint = self._read(path) or Checkpoint(reader=reader)
         except OSError as error:
             raise StoreUnavailable(path, error.strerror or str(error)) from error
         if checkpoint.reader != reader:
-            raise CorruptStore(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
+            raise CorruptFile(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
         return checkpoint
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -276,10 +277,11 @@ class CheckpointFiles:
 
     def _read(self, path: Path) -> Checkpoint | None:
         try:
-            return read_checked_json(self._filesystem, path, _FILE_BYTES_MAX, CHECKPOINT_VERSION, Checkpoint.of_json)
-        except BadJsonFile as error:
-            why = f"no checkpoint: {error}; restore it, or remove it and set a startpoint"
-            raise CorruptStore(path, why) from error
+            return read_checked_json(
+                self._filesystem, path, _FILE_BYTES_MAX, CHECKPOINT_VERSION, Checkpoint.of_json, _WAY_ON
+            )
+        except CorruptFile as error:
+            raise CorruptFile(path, f"no checkpoint: {error.why}") from error
 
     def _path(self, reader: Reader) -> Path:
         words = "\0".join((reader.consumer, reader.topic, str(reader.partition), reader.task))

@@ -480,14 +480,6 @@ class Overtaken(PushrepError):
         self.place = place
 
 
-class CorruptStore(PushrepError):
-    """A file of the store is damaged, or of another version: restore a copy, or use the release that wrote it."""
-
-    def __init__(self, path: Path | str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path, self.why = path, why
-
-
 class StartpointRefused(PushrepError):
     """It does not fit the startpoint, the checkpoint, the log or the store as they are; the message says what to do.
     Nothing was written.

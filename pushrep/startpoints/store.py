@@ -85,7 +85,7 @@ class CheckpointStore(Protocol):
     """Stores checkpoints. `save` is called under the store's lock."""
 
     def load(self, reader: Reader) -> Checkpoint:
-        """What stands there now; an empty one (generation 0) if there is none. Raises CorruptStore."""
+        """What stands there now; an empty one (generation 0) if there is none. Raises CorruptFile."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -128,7 +128,7 @@ TTL_S = 12 * 3600
 class StartpointStore(ClosedAtExit):
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
-    After `close` its methods raise StartpointRefused. Every change raises StoreUnavailable and CorruptStore, which the
+    After `close` its methods raise StartpointRefused. Every change raises StoreUnavailable and CorruptFile, which the
     methods don't repeat; it is on disk when the method returns.
     """
 

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from pushrep.cli.main import cli
 from pushrep.election.grants import Grant, Member, next_generation
 from pushrep.env.filesystem import RealFilesystem
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.plan import ReplayRefused, ReplayRequest
 from pushrep.replicate.connecting import ReplicaClient
-from pushrep.replicate.errors import CantListen, CorruptNodeFile, NodeInUse
+from pushrep.replicate.errors import CantListen, NodeInUse
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
@@ -225,7 +225,7 @@ def test_a_replica_epoch_that_cant_be_believed_stops_the_start(start, tmp_path):
     start().stop()
     path = tmp_path / "node" / "replica-epoch.json"
     path.write_text(re.sub(r'"replica_epoch": \d', '"replica_epoch": 0', path.read_text()))
-    with pytest.raises(CorruptNodeFile, match="crc32c"):
+    with pytest.raises(CorruptFile, match="crc32c"):
         start()
 
 

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from filtering import StreamMetadata
 from pushrep.cli.main import run
+from pushrep.errors import CorruptFile
 from pushrep.kafka import (
-    CorruptDestinationsFile,
     DestinationAhead,
     KafkaDestination,
     OutboxDiverged,
@@ -207,7 +207,7 @@ def test_a_lost_checkpoint_makes_no_copies(broker, topic, opened, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_removed_as_its_error_says_though_the_topic_has_grown(broker, topic, opened, tmp_path):
-    """The advice in `CorruptDestinationsFile` works: the number of used partitions is found in the topic."""
+    """What the error proposes works: the number of used partitions is found in the topic."""
     create_topic(broker.bootstrap_servers, topic, 2)
     with opened(4) as outbox:
         for partition in range(4):
@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_removed_as_its_error_says_though_the_topic_has_
     add_partitions(broker.bootstrap_servers, topic, 4)
     file = tmp_path / "outbox" / "destinations.json"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(CorruptDestinationsFile, match="or remove it: then the topic is read from its start"):
+    with pytest.raises(CorruptFile, match="or remove it: then the topic is read from its start"):
         opened(4)
     file.unlink()
     with opened(4) as outbox:

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
+from pushrep.errors import CorruptFile
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.startpoints import FORMAT
 from pushrep.startpoints import (
     Applied,
-    CorruptStore,
     LogFacts,
     PartitionLost,
     Startpoint,
@@ -243,9 +243,9 @@ def test_what_became_of_an_unanswered_commit_is_looked_up(producers, store, is_d
 def test_records_of_others_are_refused_by_name(broker, topic, store, value):
     store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     send(plain_producer(broker.bootstrap_servers), topic, [(b"written/7", value)])
-    with pytest.raises(CorruptStore, match="use another topic"):
+    with pytest.raises(CorruptFile, match="use another topic"):
         store.read("billing", "orders", 0)
-    with pytest.raises(CorruptStore, match="use another topic"):
+    with pytest.raises(CorruptFile, match="use another topic"):
         store.write("billing", "orders", 0, Startpoint.specific(20), "go")
 
 

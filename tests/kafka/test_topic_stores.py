@@ -6,10 +6,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from pushrep.errors import CorruptFile
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.startpoints import open_store
 from pushrep.kafka.topic import look_at_topic
-from pushrep.startpoints import CorruptStore, Startpoint
+from pushrep.startpoints import Startpoint
 from tests.kafka.plain_client import create_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -40,6 +41,6 @@ def test_a_store_of_startpoints_whose_topic_was_made_anew_says_so(destination):
         with open_store(destination) as new:
             sequences = [new.write("billing", "orders", 0, Startpoint.latest(), "there") for _ in range(3)]
             for use in (old.history, lambda: old.write("billing", "orders", 0, Startpoint.earliest(), "go")):
-                with pytest.raises(CorruptStore, match=r"deleted and made again.*restart this program"):
+                with pytest.raises(CorruptFile, match=r"deleted and made again.*restart this program"):
                     use()
             assert [fact.sequence for fact in new.history()] == sequences

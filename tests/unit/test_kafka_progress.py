@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.kafka.errors import CorruptDestinationsFile
+from pushrep.errors import CorruptFile
 from pushrep.kafka.progress import (
     FILE_NAME,
     EpochPartitions,
@@ -75,7 +75,7 @@ def test_every_broken_byte_is_refused(tmp_path):
     path = tmp_path / FILE_NAME
     for at in range(len(GOLDEN) - 1):
         path.write_bytes(GOLDEN[:at] + bytes([GOLDEN[at] ^ 1]) + GOLDEN[at + 1 :])
-        with suppress(CorruptDestinationsFile):
+        with suppress(CorruptFile):
             found = read_progress(REAL_FILESYSTEM, tmp_path)
             assert found == {"orders": PROGRESS}, f"byte {at} changed the meaning unseen"
 
@@ -83,7 +83,7 @@ def test_every_broken_byte_is_refused(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"version": 2, "crc32c": 0, "destinations": {}}'])
 def test_other_files_are_refused(tmp_path, data):
     (tmp_path / FILE_NAME).write_bytes(data)
-    with pytest.raises(CorruptDestinationsFile, match="restore it"):
+    with pytest.raises(CorruptFile, match="restore it"):
         read_progress(REAL_FILESYSTEM, tmp_path)
 
 

@@ -11,13 +11,12 @@ from pushrep import LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.kafka.parking import parking_config, parking_name
 from pushrep.log import AppendFailed, LogPoisoned, SegmentLog
 from pushrep.log.directory_files import list_segments
 from pushrep.log.disk import DiskLevel
 from pushrep.log.segment_log import logs_status
-from pushrep.outbox.errors import CorruptOutboxFile
 from pushrep.outbox.kept_settings import DYNAMIC_SETTINGS, FILE_NAME, KeptSettings, read_kept
 from pushrep.outbox.settings import RETENTION_DEFAULT_MS, OutboxSettings
 from pushrep.settings import settings_of
@@ -266,7 +265,7 @@ def test_a_file_that_is_damaged_or_of_others_is_named_with_what_to_do(tmp_path):
     (tmp_path / FILE_NAME).write_bytes(GOLDEN)
     assert read_kept(REAL_FILESYSTEM, tmp_path) == {"retention_ms": DAY_MS, "segment_ms": None}
     (tmp_path / FILE_NAME).write_bytes(GOLDEN.replace(b"8640", b"8641"))
-    with pytest.raises(CorruptOutboxFile, match=r"checksum.*remove it: then the settings of the opening hold"):
+    with pytest.raises(CorruptFile, match=r"checksum.*remove it: then the settings of the opening hold"):
         read_kept(REAL_FILESYSTEM, tmp_path)
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.replicate import access
 from pushrep.replicate.access import (
     ANONYMOUS,
@@ -20,7 +20,7 @@ from pushrep.replicate.access import (
     identity_in,
     parse_rule,
 )
-from pushrep.replicate.errors import CorruptNodeFile, Refusal
+from pushrep.replicate.errors import Refusal
 from pushrep.wire.calls import CALLS, ApiKey
 from pushrep.wire.frames import FrameKind
 
@@ -228,5 +228,5 @@ def test_owner_json_is_written_as_the_docs_show_it_and_a_changed_bit_is_noticed(
     assert written in page.read_text(encoding="utf-8")
     assert access.read_owner(tmp_path, REAL_FILESYSTEM) == "billing"
     (tmp_path / "owner.json").write_text(written.replace("billing", "billinh"))
-    with pytest.raises(CorruptNodeFile):
+    with pytest.raises(CorruptFile):
         access.read_owner(tmp_path, REAL_FILESYSTEM)

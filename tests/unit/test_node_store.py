@@ -17,6 +17,7 @@ from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.grants import Grant, Hold, Member, SettledList, Takeover, next_generation
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
+from pushrep.errors import CorruptFile
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
@@ -27,7 +28,7 @@ from pushrep.replicate.election_state import (
     find_election_state,
     write_election_state,
 )
-from pushrep.replicate.errors import CorruptNodeFile, Refusal
+from pushrep.replicate.errors import Refusal
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.replicate.replica import DiskTrouble
@@ -161,7 +162,7 @@ def test_promises_of_another_version_are_refused_by_name(tmp_path):
     fields = json.loads(GOLDEN.read_text())
     del fields["version"], fields["crc32c"]
     write_checked_json(REAL_FILESYSTEM, tmp_path / "promises.json", fields, 2)
-    with pytest.raises(CorruptNodeFile, match="its version is 2, this pushrep reads 1"):
+    with pytest.raises(CorruptFile, match="its version is 2, this pushrep reads 1"):
         find_election_state(tmp_path, REAL_FILESYSTEM)
 
 

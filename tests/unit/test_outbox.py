@@ -12,11 +12,10 @@ import pytest
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.checked_json import checked_json
-from pushrep.errors import BadArgument, ForkedProcess
+from pushrep.errors import BadArgument, CorruptFile, ForkedProcess
 from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALog, SegmentLog
 from pushrep.outbox import (
     Acks,
-    CorruptOutboxFile,
     LogStopped,
     MetadataNotRising,
     Outbox,
@@ -356,7 +355,7 @@ def test_a_damaged_identity_is_never_made_anew(tmp_path, damage, why):
         path.unlink()
     else:
         path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CorruptOutboxFile, match=why) as refused:
+    with pytest.raises(CorruptFile, match=why) as refused:
         open_outbox(tmp_path)
     assert refused.value.path == path
 

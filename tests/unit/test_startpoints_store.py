@@ -12,12 +12,11 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.checked_json import journal_line
 from pushrep.env.filesystem import RealFile, RealFilesystem
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, CorruptFile
 from pushrep.startpoints import (
     TTL_S,
     Applied,
     Consumed,
-    CorruptStore,
     Expired,
     LogFacts,
     Origin,
@@ -629,9 +628,9 @@ def test_damage_before_whole_lines_is_refused(real):
     data[data.index(b"orders") + 1] ^= 1
     journal_of(real).write_bytes(data)
     real = StartpointStore.open(real.place)
-    with pytest.raises(CorruptStore, match="is damaged and whole lines follow"):
+    with pytest.raises(CorruptFile, match="is damaged and whole lines follow"):
         real.history()
-    with pytest.raises(CorruptStore, match="is damaged and whole lines follow"):
+    with pytest.raises(CorruptFile, match="is damaged and whole lines follow"):
         real.write("billing", "orders", 0, Startpoint.earliest(), "go")
     assert journal_of(real).read_bytes() == data
 
@@ -639,15 +638,15 @@ def test_damage_before_whole_lines_is_refused(real):
 def test_other_files_and_versions_are_refused(real):
     real.write("billing", "orders", 0, Startpoint.earliest(), "go")
     journal_of(real).write_text("hello\n")
-    with pytest.raises(CorruptStore, match="no journal of startpoints"):
+    with pytest.raises(CorruptFile, match="no journal of startpoints"):
         real.history()
 
     journal_of(real).write_bytes(journal_line({"format": "pushrep.startpoints", "version": 2}))
-    with pytest.raises(CorruptStore, match="version 2, this pushrep reads 1"):
+    with pytest.raises(CorruptFile, match="version 2, this pushrep reads 1"):
         real.history()
     head = journal_line({"format": "pushrep.startpoints", "version": 1})
     journal_of(real).write_bytes(head + journal_line([{"event": "postponed", "sequence": 1}]))
-    with pytest.raises(CorruptStore, match="is nothing that this pushrep knows"):
+    with pytest.raises(CorruptFile, match="is nothing that this pushrep knows"):
         real.history()
 
 
@@ -658,10 +657,10 @@ def test_a_damaged_checkpoint_is_refused(real):
     fields = json.loads(path.read_text())
     for change, why in [({"offset": 61}, "checksum"), ({"version": 9}, "checksum")]:
         path.write_text(json.dumps(fields | change))
-        with pytest.raises(CorruptStore, match=why):
+        with pytest.raises(CorruptFile, match=why):
             real.start(claim, LOG)
     path.write_text("{}")
-    with pytest.raises(CorruptStore, match="no checkpoint"):
+    with pytest.raises(CorruptFile, match="no checkpoint"):
         real.start(claim, LOG)
 
 
@@ -671,7 +670,7 @@ def test_a_checkpoint_under_another_name_is_refused(real):
     other = real.claim("billing", "orders", 1)
     (wrong,) = [p for p in (real.place / "checkpoints").iterdir() if p != path]
     wrong.write_bytes(path.read_bytes())
-    with pytest.raises(CorruptStore, match="where billing at orders-1's belongs"):
+    with pytest.raises(CorruptFile, match="where billing at orders-1's belongs"):
         real.start(other, LOG)
 
 
@@ -731,5 +730,5 @@ def test_a_journal_that_contradicts_itself_is_refused(real):
     with journal_of(real).open("ab") as file:
         file.write(journal_line([to_json(Expired(sequence=9, at_ms=0))]))
     for use in (lambda: real.read("billing", "orders", 0), real.sweep, real.event_log):
-        with pytest.raises(CorruptStore, match="startpoint 9, which was never written"):
+        with pytest.raises(CorruptFile, match="startpoint 9, which was never written"):
             use()
