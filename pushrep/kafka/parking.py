@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pushrep.env.checked_json import BadJsonFile, parse_json
 from pushrep.kafka.answers import Code
-from pushrep.kafka.errors import RefusedByTopic, ShippingError
+from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.progress import Skip
 from pushrep.log import CorruptBatch, LogConfig, LogDamaged, LogReader, SegmentLog
 from pushrep.log.config import BATCH_BYTES_LIMIT
@@ -36,7 +36,6 @@ _WORDS_MAX = 2_000
 _ROOM_BYTES = 6 * _WORDS_MAX + 2048  # JSON writes a character as six
 """An entry is larger than its record by less than this."""
 _HOUR_MS = 3_600_000
-_OPENING_S = 60.0
 _ABOUT_ONE_RECORD = {Code.INVALID_TIMESTAMP, Code.INVALID_RECORD, Code.MESSAGE_TOO_LARGE}
 AppendEntry = Callable[[bytes | None, Sequence[tuple[str, bytes | None]]], int]
 
@@ -63,17 +62,10 @@ class ParkingLog:
 
     def __init__(self, log: SegmentLog) -> None:
         self.log = log
-        self._append_entry: AppendEntry | None = None
-        self._may_append = threading.Event()
+        self.append_entry: AppendEntry | None = None
+        """The open outbox's: appends an entry, and returns its offset once it is acknowledged."""
         self._writing = threading.Lock()
         self._parked = parked_in(log)
-
-    def append_by(self, append: AppendEntry) -> None:
-        """Append entries by `append` from now on; it returns the offset once the entry is acknowledged. Until then, as
-        shipping begins before the outbox is open, whoever parks waits.
-        """
-        self._append_entry = append
-        self._may_append.set()
 
     def all(self) -> list[ParkedRecord]:
         """All records that were ever parked, in order."""
@@ -127,10 +119,8 @@ class ParkingLog:
         return RecordBatch.check(entry.value).records()[0]
 
     def _append(self, value: bytes | None, fields: dict[str, Any]) -> int:
-        self._may_append.wait(_OPENING_S)
-        if self._append_entry is None:
-            raise ShippingError("the outbox is not open yet: nothing can be parked")
-        number = self._append_entry(value, [(HEADER, json.dumps(fields).encode())])
+        assert self.append_entry is not None, "shipping begins when the outbox is open"
+        number = self.append_entry(value, [(HEADER, json.dumps(fields).encode())])
         self.log.flush()  # an outbox may acknowledge before
         return number
 

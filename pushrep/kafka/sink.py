@@ -9,9 +9,9 @@ every second: destinations.json, if something moved
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -41,7 +41,6 @@ from pushrep.kafka.progress import (
     check_seen,
     counts_of,
     fixed_count,
-    read_progress,
     write_progress,
 )
 from pushrep.kafka.recovery import backoff_of, in_thread, places_of_records, retrying, unless_set, used_partitions
@@ -78,7 +77,8 @@ class SinkConfig:
 
     batch_bytes: the size of its batches; 0: none are made any more. partition_counts: the members' store of them, and
     leads: asks these whether this instance leads; None: there are no members. is_new: it was made just now, so no topic
-    holds its PIDs. copy_id: as in `transactional_id`. parking: where refused records are or go.
+    holds its PIDs. copy_id: as in `transactional_id`. parking: where refused records are or go. all_progress: by topic,
+    as it was read from the directory.
     """
 
     directory: Path
@@ -89,6 +89,7 @@ class SinkConfig:
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
+    all_progress: Mapping[str, ShippingProgress] = field(default_factory=dict)
     partition_counts: PartitionCounts | None = None
     is_new: bool = False
     leads: Leads | None = None
@@ -97,12 +98,12 @@ class SinkConfig:
 
 
 class KafkaSink:
-    """See the file's map. Thread-safe. Raises CorruptFile, DestinationAhead, ShippingError."""
+    """See the file's map. Thread-safe. Raises DestinationAhead, ShippingError."""
 
     def __init__(self, shipped: SinkConfig, destination: KafkaDestination) -> None:
         self._config, self._destination = shipped, destination
         self.topic = destination.topic or shipped.topic
-        self._all_progress = read_progress(shipped.filesystem, shipped.directory)
+        self._all_progress = shipped.all_progress
         progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
             how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
@@ -124,7 +125,8 @@ class KafkaSink:
         self._session: SinkSession | None = None
         self.fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leads, shipped.clock)
         self._failures = 0  # failed sessions in a row
-        self._on_diverged: Callable[[ShippingError], None] | None = None
+        self.on_diverged: Callable[[ShippingError], None] | None = None
+        """Called in the sink's thread when log and topic have diverged, before waiting callers get the error."""
         for source in self.state.sources.values():
             source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
@@ -150,12 +152,6 @@ class KafkaSink:
             if self._is_first:  # the name may be a mistake
                 self._remove(self.topic)
             raise refusal
-
-    def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
-        """Call `call(error)` when log and topic have diverged: now or later, once or more, in any thread."""
-        self._on_diverged = call
-        if isinstance(refusal := self.state.refusal, OutboxDiverged | DestinationAhead):
-            call(refusal)
 
     def close(self) -> None:
         """Stop sending, and write the progress. A second call does nothing. Raises OSError."""
@@ -255,18 +251,14 @@ class KafkaSink:
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
         self.state.counts.taken_over += isinstance(error, OutboxTakenOver)
-        self._notify_diverged(error)  # before waiting callers get the error, so that their next append is refused
+        if isinstance(error, OutboxDiverged | DestinationAhead) and self.on_diverged is not None:
+            self.on_diverged(error)  # before waiting callers get the error, so that their next append is refused
         self.state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._config.leads is not None:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
-        self._notify_diverged(error)  # again, for callbacks registered in between
         self._started.set()
         return True
-
-    def _notify_diverged(self, error: ShippingError) -> None:
-        if isinstance(error, OutboxDiverged | DestinationAhead) and self._on_diverged is not None:
-            self._on_diverged(error)
 
     def _began(self) -> None:
         self._failures = 0

@@ -109,8 +109,8 @@ class SinkState:
         """Kafka partitions whose end was below their acknowledged end."""
         self.unread: dict[int, tuple[int, int]] = {}
         """By Kafka partition: the offsets that other producers wrote between our records, and that are not read yet."""
-        self._cut_head: str | None = None  # not reported yet
-        self._on_head_cut: Callable[[str], None] | None = None
+        self.on_head_cut: Callable[[str], None] = lambda _why: None
+        """Called by `head_was_cut`, in its thread."""
         self._moved = threading.Condition()
         self._waiting = 0
         self._no_answer = f"the brokers at {servers} have not answered yet"
@@ -146,23 +146,10 @@ class SinkState:
             self.progress = change(self.progress)
 
     def head_was_cut(self, name: str, known: int, start: int) -> None:
-        """Note that a Kafka partition's records in [known, start) were removed unread. Some may be from this outbox."""
+        """A Kafka partition's records in [known, start) were removed unread. Some may be from this outbox."""
         why = f"{name} begins at {start}, and was read up to {known}: records of this outbox may be gone"
         _LOG.warning("%s", why)
-        with self._moved:
-            self._cut_head = why
-            self._notify_head_cut()
-
-    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`head_was_cut` calls `call(reason)`, in any thread, before more is sent; at once if it was called before."""
-        with self._moved:
-            self._on_head_cut = call
-            self._notify_head_cut()
-
-    def _notify_head_cut(self) -> None:
-        if self._on_head_cut is not None and self._cut_head is not None:
-            why, self._cut_head = self._cut_head, None
-            self._on_head_cut(why)
+        self.on_head_cut(why)
 
     def current(self) -> ShippingProgress:
         """The present progress, to be written."""

@@ -393,6 +393,10 @@ class LogDirectory:
         with self._lock:
             return self._offsets[checkpoint].get(name)
 
+    def given_up(self, name: str) -> int:
+        """The end of what a log lost since it was opened last; 0: nothing."""
+        return self.checkpointed(_GIVEN_UP, name) or 0
+
     def seen_to(self, name: str) -> int:
         """The offset below which readers may have seen records of a log, or of an earlier log of this name."""
         with self._lock:
@@ -763,7 +767,7 @@ class DirectoryView:
     def give_up(self, offset: int) -> None:
         """Write to disk that readers may have seen records below `offset` which are about to be cut. Raises OSError."""
         self._check_open()
-        if offset > (self._directory.checkpointed(_GIVEN_UP, self.name) or 0):
+        if offset > self._directory.given_up(self.name):
             self._directory.remember(self.name, {_GIVEN_UP: offset})
         self._directory.sync_checkpoints()
 

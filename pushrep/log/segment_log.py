@@ -96,7 +96,7 @@ _LOG = logging.getLogger("pushrep.log")
 class Attached:
     """The arguments of SegmentLog.open. is_suspect: as in Recovery."""
 
-    derived: Sequence[DerivedStore] = ()
+    derived: DerivedStores
     holders: Mapping[str, NeededFrom] | None = None
     adopt: bool = False
     log_id: UUID | None = None
@@ -113,14 +113,12 @@ class OpenedLog(NamedTuple):
     writer: LogWriter
     reader: BatchReader
     background: BackgroundTasks
-    derived: DerivedStores
 
 
 def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     """Open the log of `context`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = context.config, context.view, context.filesystem
-    derived = DerivedStores(attached.derived)
-    loaded = load_log(context, derived, attached)
+    derived, loaded = attached.derived, load_log(context, attached)
     recovered, report = loaded.recovered, loaded.recovered.report
     view.open_files.limit = config.open_files_max
     background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
@@ -130,7 +128,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
-    return OpenedLog(loaded.log_id, report, writer, reader, background, derived)
+    return OpenedLog(loaded.log_id, report, writer, reader, background)
 
 
 class _Loaded(NamedTuple):
@@ -143,10 +141,10 @@ class _Loaded(NamedTuple):
     is_unlisted: bool
 
 
-def load_log(context: LogContext, derived: DerivedStores, attached: Attached) -> _Loaded:
+def load_log(context: LogContext, attached: Attached) -> _Loaded:
     """Recover the log of `context`. Raises as SegmentLog.open."""
-    view = context.view
-    recovered, log_id, kept_epochs = _load(context, derived, attached)
+    view, derived = context.view, attached.derived
+    recovered, log_id, kept_epochs = _load(context, attached)
     report = recovered.report
     try:
         if attached.lost is not None:
@@ -246,16 +244,14 @@ class _Checkpoints:
         self._view.lower_published(offset)
 
 
-def _load(
-    context: LogContext, derived: DerivedStores, attached: Attached
-) -> tuple[Recovered, UUID, LeaderEpochs | None]:
+def _load(context: LogContext, attached: Attached) -> tuple[Recovered, UUID, LeaderEpochs | None]:
     """Recover the log's files; also returns its stored list of epochs. The directory of logs is locked."""
     filesystem, view = context.filesystem, context.view
     try:
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, attached)
         kept_epochs = read_leader_epochs(view.path, filesystem)
-        checkpoints = _Checkpoints(view, derived, keeps_watermark=attached.has_replicas)
+        checkpoints = _Checkpoints(view, attached.derived, keeps_watermark=attached.has_replicas)
         recovery = Recovery(
             filesystem,
             view.path,
@@ -265,7 +261,7 @@ def _load(
             is_copy=view.is_copy,
             log_id=log_id,
             epochs=kept_epochs,
-            repairable_below=_repairable_below(derived, attached, kept_epochs),
+            repairable_below=_repairable_below(attached, kept_epochs),
             is_suspect=attached.is_suspect,
         )
         recovered = recovery.run(
@@ -285,11 +281,11 @@ def _load(
     return recovered, log_id, kept_epochs
 
 
-def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
+def _repairable_below(attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
     """Damaged segments below it may be repaired later: epochs are known without them, and derived stores have them."""
     if not attached.has_replicas or kept_epochs is None:
         return 0
-    lowest = derived.lowest_end()
+    lowest = attached.derived.lowest_end()
     return OFFSET_MAX if lowest is None else lowest[0]
 
 
@@ -348,7 +344,7 @@ class SegmentLog(ClosedAtExit):
         self._directory, self._context, self._attached = directory, context, attached
         self.path: Path = context.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
-        self.log_id, self.recovery, self._writer, self._reader, self._background, self._derived = opened
+        self.log_id, self.recovery, self._writer, self._reader, self._background = opened
         self.cuts = self.quarantines = 0
         """How often it was truncated, and how often damage was quarantined, since it was opened."""
         config = context.config
@@ -400,7 +396,12 @@ class SegmentLog(ClosedAtExit):
             try:
                 context = LogContext(filesystem, clock, view, config if config is not None else LogConfig())
                 attached = Attached(
-                    derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas, lost=lost
+                    derived=DerivedStores(derived),
+                    holders=holders,
+                    adopt=adopt,
+                    log_id=log_id,
+                    has_replicas=has_replicas,
+                    lost=lost,
                 )
                 return cls(shared, context, attached, view.reserve.call(lambda: open_log(context, attached)))
             except BaseException:
@@ -441,7 +442,7 @@ class SegmentLog(ClosedAtExit):
             context.view.look_again(writer.flushed_offset)
             known = lost and _Lost(self._directory, self.path.name, lost.on_lost, held)
             again = replace(attached, lost=known, is_suspect=isinstance(writer.stopped_by, FileRemoved))
-            loaded = context.view.reserve.call(lambda: load_log(context, self._derived, again))
+            loaded = context.view.reserve.call(lambda: load_log(context, again))
             self.recovery = loaded.recovered.report
             return loaded.recovered, loaded.epochs, loaded.watermark, loaded.is_unlisted
 

@@ -98,6 +98,11 @@ class OutboxIdentity:
             raise BadArgument("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")
 
     @property
+    def log_names(self) -> list[str]:
+        """The directories of its logs, in the order of the partitions."""
+        return [log_name(self.topic, n) for n in range(self.partitions)]
+
+    @property
     def pid(self) -> int:
         """The PID of our own records. They are sealed before a destination is known, so the outbox's id is both its
         incarnation and its destination.
@@ -169,20 +174,22 @@ def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
     raise NoOutbox(directory)
 
 
-def refuse_other_kinds(directory: Path) -> None:
+def refuse_other_kinds(directory: Path, filesystem: Filesystem, *, create: bool) -> None:
     """Raise BadArgument where an outbox would be made among the files of one log, or beside slots: no worker could
-    open its slot any more.
+    open its slot any more. NoOutbox where none may be made.
     """
-    if (directory / FILE_NAME).exists():
+    if filesystem.exists(directory / FILE_NAME):
         return
-    if is_log(directory):
+    if is_log(directory, filesystem):
         raise BadArgument("directory", f"{directory} is a single log: name the directory above it, or a new one")
-    if slots := slot_directories(directory):
+    if slots := slot_directories(directory, filesystem):
         raise BadArgument(
             "directory",
             f"{directory} holds the outboxes of worker slots ({slots[0].name} ...): use Outbox.open_slot, or name one "
             "of the slots",
         )
+    if not create:
+        raise NoOutbox(directory, "look at the path, or open it with create=True")
 
 
 def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIdentity) -> None:
@@ -271,24 +278,18 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
     noted on disk, for an opening after a crash in between, that readers may have seen any offset of them.
     """
     present = set(held.filesystem.list(held.path))
-    names = [log_name(identity.topic, n) for n in range(identity.partitions)]
-    missing = [name for name in names if name not in present]
+    missing = [name for name in identity.log_names if name not in present]
     ends = {name: seen for name in missing if (seen := held.seen_to(name))}
     if ends and not accept_loss:
         raise LogsMissing(held.path, ends)
     for name, seen in ends.items():
         _LOG.error("%s is missing and is made anew: its records up to offset %d are lost", held.path / name, seen)
     for name in missing:
-        if not held.checkpointed(CheckpointFile.GIVEN_UP, name):
+        if not held.given_up(name):
             held.remember(name, {CheckpointFile.GIVEN_UP: ends.get(name, OFFSET_MAX)})
     if missing:
         held.sync_checkpoints()
     return missing
-
-
-def was_cut(held: LogDirectory, name: str) -> bool:
-    """Whether the log lost offsets since the outbox was opened last: stored positions may be too high."""
-    return bool(held.checkpointed(CheckpointFile.GIVEN_UP, name))
 
 
 def settle_epoch(
@@ -300,7 +301,7 @@ def settle_epoch(
     """Store and return the identity to append under. The logs are open and complete; nobody appends yet."""
     reasons = [f"{name} was missing" for name in made_anew]
     for log, _ in logs:
-        given_up = held.checkpointed(CheckpointFile.GIVEN_UP, log.path.name) or 0
+        given_up = held.given_up(log.path.name)
         if log.log_end_offset < given_up and log.path.name not in made_anew:
             reasons.append(f"{log.path.name} ends at {log.log_end_offset}, and readers may have seen up to {given_up}")
     if later := _later_epoch(identity, logs):
@@ -317,7 +318,7 @@ def settle_epoch(
             identity = leap_epoch(held.filesystem, held.path, identity, why)
         else:
             identity = _raised(held.filesystem, held.path, identity, identity.pid_epoch + 1, why)
-    struck_out = [log.path.name for log, _ in logs if was_cut(held, log.path.name)]
+    struck_out = [log.path.name for log, _ in logs if held.given_up(log.path.name)]
     for name in struck_out:
         held.remember(name, {CheckpointFile.GIVEN_UP: 0})
     if struck_out:

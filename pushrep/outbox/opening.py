@@ -20,12 +20,11 @@ from pushrep.kafka.parking import ParkingLog, parking_config, parking_name
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
-from pushrep.log.directory_files import log_name
-from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity, was_cut
+from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity
 from pushrep.outbox.kept_settings import KeptSettings
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.shipping import Shipping, start_shipping
+from pushrep.outbox.shipping import Shipping, open_shipping
 from pushrep.replicate.election_state import ElectionState, ElectionStateStore, find_election_state
 
 if TYPE_CHECKING:
@@ -65,23 +64,22 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     if wanted.replicas or lead is not None:
         held.refuse_copy()
     identity, is_new = settle_identity(held, wanted, settings.config.min_insync_replicas, lead)
-    ships = settings.kafka is not None or bool(read_progress(held.filesystem, held.path))
-    kept_settings = KeptSettings(held, settings, ships=ships)
+    progress = read_progress(held.filesystem, held.path)
+    kept_settings = KeptSettings(held, settings, ships=settings.kafka is not None or bool(progress))
     config = kept_settings.log_config
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.config.accept_loss)
     topic_id = lead.grant.topic_id if lead is not None and lead.grant is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
-        names = [log_name(identity.topic, n) for n in range(identity.partitions)]
+        names = identity.log_names
         for some in (names[:1], names[1:]):  # the first one alone: the opening after a crash takes the id from it
             create_logs(held, dict.fromkeys(some, topic_id), has_replicas=bool(identity.replicas))
     state_store = None
     if identity.replicas:
         state_store = ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
-    for n in range(identity.partitions):  # all of one topic, which has one id
+    for name in identity.log_names:  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
-        name = log_name(identity.topic, n)
         logs.append(_open_log(resources, held, name, identity, config, log_id, state_store))
     parking, name = None, parking_name(identity.topic, identity.partitions)
     if held.filesystem.exists(held.path / name) or (settings.kafka is not None and settings.kafka.on_refused == "park"):
@@ -104,7 +102,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     is_new = is_new and replication is None  # of an outbox with replicas another member may have shipped records
     own = [log for log, _ in logs]
     kept = None if parking is None else ParkingLog(parking[0])
-    shipping = start_shipping(resources, held, identity, own, replication, settings, kept, is_new=is_new)
+    shipping = open_shipping(held, identity, own, replication, settings, kept, progress, is_new=is_new)
     for log, _ in every:
         log.drop_holder(OPENING)
     return Opened(
@@ -158,7 +156,7 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / name
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
-    if was_cut(held, path.name) and state_store is None:  # with replicas each opening has an epoch of its own
+    if held.given_up(name) and state_store is None:  # with replicas each opening has an epoch of its own
         store.destroy()
     log = SegmentLog.open(
         path,

@@ -38,7 +38,6 @@ from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
     NoFreeSlot,
-    NoOutbox,
     OutboxClosed,
     RecordRefused,
 )
@@ -47,7 +46,6 @@ from pushrep.outbox.identity import (
     OutboxIdentity,
     leap_epoch,
     new_identity,
-    read_identity,
     refuse_other_kinds,
 )
 from pushrep.outbox.member_changes import serve_control
@@ -123,7 +121,7 @@ class Outbox(FirstErrorRaised):
         if opened.parking is not None and opened.shipping.parking is not None:
             log, store = opened.parking
             self._all_appenders.append(PartitionAppender(log, shared, store, replicas.get(log.partition)))
-            opened.shipping.parking.append_by(partial(self._append_parked, self._all_appenders[-1]))
+            opened.shipping.parking.append_entry = partial(self._append_parked, self._all_appenders[-1])
         self._rules = RecordRules.of(identity.carrier, settings.config, clock)
         destination = identity.topic if settings.kafka is None else settings.kafka.topic or identity.topic
         self.values = RecordValues(
@@ -143,7 +141,12 @@ class Outbox(FirstErrorRaised):
         self._closing = threading.Lock()
         self._closed = True  # until everything runs
         if replication is not None:
+            replication.on_identity = self._show_identity
             replication.watch(self._all_appenders)
+        if (sink := opened.shipping.sink) is not None:
+            sink.state.on_head_cut = partial(self._begin_pid_epoch, filesystem)
+            if settings.config.on_diverged is OnDiverged.REFUSE:
+                sink.on_diverged = self._refuse_appends
         refuse_in_forks(self)
         _close_if_forgotten(self)
         self._closed = False
@@ -209,20 +212,18 @@ class Outbox(FirstErrorRaised):
             producer=producer, topic=topic, partitions=partitions, carrier=carrier, replicas=replicas,
             min_insync_replicas=config.min_insync_replicas,
         )  # fmt: skip
-        refuse_other_kinds(directory)
+        refuse_other_kinds(directory, filesystem, create=config.create)
         take_back(directory)
-        if not config.create and read_identity(filesystem, directory) is None:
-            raise NoOutbox(directory, "look at the path, or open it with create=True")
         with ExitStack() as resources:
             key = (config.linger_ms, id(clock))
             linger_timer = LINGER_TIMERS.acquire(key, lambda: LingerTimer(config.linger_ms, clock), keep=clock)
             resources.callback(LINGER_TIMERS.release, linger_timer)
             opened = open_all(resources, directory, wanted, settings, filesystem=filesystem, clock=clock)
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
-            outbox._subscribe(filesystem)
             outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
-            serve_control(outbox._resources, outbox.facts, filesystem, outbox.append_serialized)
             try:
+                opened.shipping.start(outbox._resources, settings)
+                serve_control(outbox._resources, outbox.facts, filesystem, outbox.append_serialized)
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
@@ -234,16 +235,6 @@ class Outbox(FirstErrorRaised):
                 outbox.close()
                 raise
             return outbox
-
-    def _subscribe(self, filesystem: Filesystem) -> None:
-        """React to what shipping and replication find."""
-        sink, replication = self.facts.shipping.sink, self.facts.replication
-        if replication is not None:
-            replication.on_identity = self._show_identity
-        if sink is not None:
-            sink.state.when_head_was_cut(partial(self._begin_pid_epoch, filesystem))
-        if sink is not None and self._settings.config.on_diverged is OnDiverged.REFUSE:
-            sink.when_diverged(self._refuse_appends)
 
     def _refuse_appends(self, refusal: Exception) -> None:
         """Records appended before are still written."""

@@ -10,7 +10,7 @@ sent. Grant.destinations: topic id and n of each destination; of a repartitioned
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -61,8 +61,6 @@ class GrantedPartitionCounts:
         replication = self._replication
         if self.known(topic_id) == partitions:
             return
-        if not replication.own_appenders:
-            raise BeginsAnew(f"{_NOT_KEPT}: the outbox is not open yet")
         try:
             with replication.step_lock:
                 replication.change_members(lambda newest, epoch: newest.with_partitions_of(epoch, topic_id, partitions))
@@ -80,7 +78,7 @@ def _leads_by_newest_grant(replication: "Replication") -> bool:
 
 
 class Shipping:
-    """The destinations of an open outbox; made by `start_shipping`."""
+    """The destinations of an open outbox; made by `open_shipping`."""
 
     def __init__(
         self,
@@ -93,6 +91,17 @@ class Shipping:
         self._held, self._logs, self.sink, self._origin = held, logs, sink, origin
         self.parking = parking
         self._dropping = threading.Lock()
+
+    def start(self, resources: ExitStack, settings: OutboxSettings) -> None:
+        """Ship from now on; `resources` ends it. Waits up to `open_timeout_s` for the topic's metadata, then goes on
+        without.
+
+        Raises the error for a topic that can't be used, OutboxDiverged, DestinationAhead, TopicLostRecords.
+        """
+        if self.sink is not None:
+            resources.callback(self.sink.close)
+            go_on = settings.config.on_diverged is OnDiverged.GO_ON
+            self.sink.start(settings.config.open_timeout_s, despite_divergence=go_on)
 
     def lag(self) -> "dict[str, DestinationLag]":
         """The lag, by `kafka:<topic>`; empty without a destination."""
@@ -188,24 +197,21 @@ def holder_name(topic: str) -> str:
     return f"kafka:{topic}"
 
 
-def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
-    resources: ExitStack,
+def open_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
     held: LogDirectory,
     identity: OutboxIdentity,
     logs: Sequence[SegmentLog],
     replication: "Replication | None",
     settings: OutboxSettings,
     parking: ParkingLog | None,
+    known: Mapping[str, ShippingProgress],
     *,
     is_new: bool,
 ) -> Shipping:
-    """Ship from now on; `resources` ends it. Waits up to `open_timeout_s` for the topic's metadata, then goes on
-    without.
-
-    Raises the error for a topic that can't be used, CorruptFile, OutboxDiverged, DestinationAhead,
-    TopicLostRecords.
+    """What destinations need is held in the logs from now on. `known`: the stored progress by topic. Raises
+    ShippingError for a rebase that was interrupted.
     """
-    known, sink = read_progress(held.filesystem, held.path), None
+    sink = None
     origin = None if settings.kafka is None and parking is None else origin_of(identity, known.values())
     if settings.kafka is not None:
         from pushrep.kafka.sink import KafkaSink, SinkConfig  # noqa: PLC0415 - loaded already, see OutboxSettings
@@ -218,6 +224,7 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
             logs=logs,
             origin=cast("RecordOrigin", origin),
             batch_bytes=settings.config.log_config.batch_target_bytes,
+            all_progress=known,
             filesystem=held.filesystem,
             clock=held.clock,
             is_new=is_new,
@@ -234,10 +241,6 @@ def start_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom
                 log.hold(holder_name(topic), partial(int, log.log_start_offset if at is None else at.acknowledged))
         if sink is not None:
             log.hold(holder_name(sink.topic), partial(sink.needed_from, log.partition))
-    if sink is not None:
-        resources.callback(sink.close)
-        go_on = settings.config.on_diverged is OnDiverged.GO_ON
-        sink.start(settings.config.open_timeout_s, despite_divergence=go_on)
     return Shipping(held, logs, sink, parking, origin)
 
 

@@ -69,7 +69,7 @@ IMPORTED_INSIDE = {
     "pushrep.outbox.outbox.Outbox.stand_by": "a standby begins to wait",
     "pushrep.outbox.settings.OutboxSettings.__post_init__": "before an outbox opens, and before a standby waits",
     "pushrep.outbox.shipping.origin_of": "Kafka's rooms, which an opening without a destination does without",
-    "pushrep.outbox.shipping.start_shipping": "an outbox opens; its settings have loaded it",
+    "pushrep.outbox.shipping.open_shipping": "an outbox opens; its settings have loaded it",
     "pushrep.pytest_plugin.pushrep_outbox": "a test begins; others load nothing",
     "pushrep.outbox.standby.WaitingMember._serve_health": "a standby begins to wait",
     "pushrep.replay.client.ReplayClient.subscribe": "a consumer is made",

@@ -278,7 +278,7 @@ def test_what_is_on_its_way_to_the_parking_log_when_a_session_ends_is_not_shippe
             state.parking.log.append(encode_batch([value], headers=[headers], timestamps_ms=now_ms()))
             return next(entries)
 
-        state.parking.append_by(held)
+        state.parking.append_entry = held
         outbox.append(0, os.urandom(30_000))
         outbox.append(0, b"behind")
         assert is_asked.wait(WAIT_S)

@@ -24,7 +24,7 @@ def record(offset):
 
 def parking_of(log):
     made = ParkingLog(log)
-    made.append_by(lambda value, headers: log.append([value], headers=[headers], timestamps_ms=5).base_offset)
+    made.append_entry = lambda value, headers: log.append([value], headers=[headers], timestamps_ms=5).base_offset
     return made
 
 
