@@ -109,6 +109,9 @@ settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get(
 # Several processes share the work by scopes: a file, or the files that share one Spark, which takes its time to start.
 # A broker starts within seconds: each process that wants one has its own.
 _SCOPES = {
+    "tests/house/test_budget.py": "the product's text",  # which is parsed once
+    "tests/house/test_names.py": "the product's text",
+    "tests/house/test_troubles.py": "the product's text",
     "tests/kafka/test_relay_job.py": "a Spark driver",
     "tests/kafka/test_relay_refusals.py": "a Spark driver",
     "tests/kafka/test_rights.py": "a Spark driver",
@@ -127,7 +130,7 @@ _ORDER = (
     "tests/kafka/test_demo_kafka.py",
     "tests/unit/",
     "tests/spark",
-    "tests/house/",
+    ("tests/house/", "the product's text"),
     "a Spark driver",
     "tests/kafka/test_shipping_kills.py",
     ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),

@@ -14,6 +14,7 @@ one step of the longest chain of imports inside a room, an import circle is a gr
 
 import ast
 import builtins
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -53,7 +54,12 @@ def tree(path: Path) -> ast.Module:
 @cache
 def nodes(path: Path) -> list[ast.AST]:
     """Everything in the parsed file."""
-    return list(ast.walk(tree(path)))
+    gc.disable()  # which would look through the million nodes of the other files again and again, half of the time
+    try:
+        return list(ast.walk(tree(path)))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def public_classes() -> dict[str, list[str]]:
