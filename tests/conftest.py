@@ -112,11 +112,14 @@ _SCOPES = {
     "tests/house/test_budget.py": "the product's text",  # which is parsed once
     "tests/house/test_names.py": "the product's text",
     "tests/house/test_troubles.py": "the product's text",
-    "tests/kafka/test_relay_job.py": "a Spark driver",
-    "tests/kafka/test_relay_refusals.py": "a Spark driver",
-    "tests/kafka/test_rights.py": "a Spark driver",
-    "tests/kafka/test_spark_checkpoint.py": "a Spark driver",
-    "tests/kafka/test_spark_kafka_source.py": "a Spark driver",
+    # The files that use the fixture of this name.
+    "tests/kafka/test_relay_job.py": "spark_driver",
+    "tests/kafka/test_relay_refusals.py": "spark_driver",
+    "tests/kafka/test_rights.py": "spark_driver",
+    "tests/kafka/test_source_topics.py": "spark_driver",
+    "tests/kafka/test_spark_kafka_source.py": "spark_driver",
+    "tests/kafka/test_leaderless.py": "three_brokers",
+    "tests/kafka/test_shipping_kills.py": "three_brokers",
 }
 _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_demo.py",
@@ -131,8 +134,8 @@ _ORDER = (
     "tests/unit/",
     "tests/spark",
     ("tests/house/", "the product's text"),
-    "a Spark driver",
-    "tests/kafka/test_shipping_kills.py",
+    "spark_driver",
+    "three_brokers",
     ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),
     "tests/tables/",
     "tests/integration/",

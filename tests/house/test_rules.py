@@ -249,3 +249,14 @@ def test_constraints_pin_every_dependency_at_a_version_that_will_do():
 
 def test_the_version_is_said_once():
     assert version("pushrep") == PYPROJECT["project"]["version"], "installed from another state: run `make` again"
+
+
+def test_files_that_share_a_spark_driver_are_run_by_one_process():
+    """Else each process starts its own; only the collection knows which fixture a test uses, and not the scheduler."""
+    users = {
+        f"tests/kafka/{path.name}"
+        for path in (ROOT / "tests" / "kafka").glob("test_*.py")
+        if re.search(r"^def .*\bspark_driver[,)]", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    told = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'"(tests/kafka/\w+\.py)": "spark_driver"', told)) == users

@@ -43,7 +43,7 @@ def pytest_runtest_teardown(item, nextitem):
     """The broker rests behind the tests of this directory, the three behind those of a file; who asks wakes them."""
     for name, cluster in _shared.items():
         here, there = (one and (one.path.parent if name == "broker" else one.path) for one in (item, nextitem))
-        if here != there:
+        if here != there and not (nextitem and name in nextitem.fixturenames):
             cluster.rest()
 
 
