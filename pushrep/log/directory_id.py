@@ -85,7 +85,7 @@ def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[Director
     """The stored identity, and the verdict of its witness. Takes no lock, changes nothing. Raises OSError."""
     path = directory / DIRECTORY_ID_NAME
     try:
-        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION, _id_of, "its id is not known")
+        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION, _id_of, "its id can't be believed")
     except CorruptFile as error:
         _LOG.error("the directory counts as a copy: %s", error)
         return DirectoryId(directory_id=UNKNOWN_ID), CopyVerdict.COPY

@@ -263,7 +263,7 @@ def test_n8_a_node_whose_status_is_none_takes_no_page_from_the_others(world, mon
         outbox.append(0, b"a").result(WAIT_S)
         (found,) = look_at(str(node.address))
         random, taken = torture.random("statuses"), 0
-        for _ in range(torture.count(600, 20_000)):
+        for _ in range(torture.count(200, 20_000)):
             said = forged_value(random, found)
             if isinstance(said, dict) and is_node_status(said | {"kind": "node"}):
                 row = pages.row_of(Reading("n", said | {"kind": "node", "place": "n", "address": "n"}, 0))
