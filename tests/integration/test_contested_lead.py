@@ -16,7 +16,7 @@ from pushrep.wire.error_codes import ErrorCode
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 
 ALIVE_MS = 2_000
-LOOKS = 20  # three times as long as the leader may be in doubt
+LOOKS = 10  # half as long again as the leader may be in doubt
 
 
 class Liar:
