@@ -149,14 +149,18 @@ def _scope(nodeid):
     return _SCOPES.get(path, path)
 
 
+def _turn(scope):
+    return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
+
+
+def _directory(scope):
+    return scope.rpartition("/")[0] or "tests/kafka"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    def turn(item):
-        scope = _scope(item.nodeid)
-        return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
-
     if hasattr(config, "workerinput"):  # one process of several
-        items.sort(key=turn)
+        items.sort(key=lambda item: _turn(_scope(item.nodeid)))
 
 
 def pytest_configure(config):
@@ -199,6 +203,18 @@ class Scopes(LoadScopeScheduling):
     def __init__(self, config, log):
         config.option.loadscopereorder = False  # that goes by the number of tests, which says little of their time
         super().__init__(config, log)
+        self._directory_of = {}  # that of each process's last scope
+
+    def _assign_work_unit(self, node):
+        """A process stays in its directory while there is more of it to do in this turn: a broker that its tests share
+        rests whenever it goes to another one, and takes seconds to be woken."""
+        turn = _turn(next(iter(self.workqueue)))
+        here = self._directory_of.get(node)
+        near = (one for one in self.workqueue if _turn(one) == turn and _directory(one) == here)
+        scope = next(near, next(iter(self.workqueue)))
+        self.workqueue.move_to_end(scope, last=False)
+        self._directory_of[node] = _directory(scope)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid):
         return _scope(nodeid)
