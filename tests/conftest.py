@@ -26,7 +26,8 @@ from tests.class_archives import INTERPRETED, SPARK, java_options
 
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
-_SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
+# A query that has nothing to do asks its sources again; every 10 ms, of its own, which keeps a core busy.
+_SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s -Dspark.sql.streaming.pollingDelay=200ms"
 # Hadoop's local file system starts a `chmod` for each file and directory that it makes, a sixth of a streaming test's
 # processor time; now and then one ends with 1 and no word. This one asks Java. It stands at the end of the class path,
 # where the archive still fits. Long forms, and other releases of Spark, have what users have.

@@ -41,8 +41,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        # A query that has nothing to do asks its sources again; every 10 ms, of its own, which keeps a core busy.
-        .config("spark.sql.streaming.pollingDelay", "200ms")
         .config("spark.sql.streaming.checkpointFileManagerClass", FORKLESS_CHECKPOINTS)
         .config(
             "spark.sql.streaming.stateStore.providerClass",
