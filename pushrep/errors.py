@@ -17,7 +17,7 @@ class BadArgument(PushrepError, ValueError, TypeError):
 
 
 class CorruptFile(PushrepError):
-    """A small file of ours is damaged, missing beside what it describes, or of another version: act as `why` says.
+    """A small file of ours is damaged, missing beside what it describes, or of another version: do as the text says.
 
     It never counts as absent. outbox.json made anew would be a new PID, and readers would keep every replay; a node
     without its promises.json could follow a leader that it has promised to refuse.
