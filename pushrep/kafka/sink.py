@@ -103,7 +103,7 @@ class KafkaSink:
     def __init__(self, shipped: SinkConfig, destination: KafkaDestination) -> None:
         self._config, self._destination = shipped, destination
         self.topic = destination.topic or shipped.topic
-        self._all_progress = shipped.all_progress
+        self._all_progress = dict(shipped.all_progress)
         progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
             how = f"stop the service, then again: pushrep outbox rebase {shipped.directory}"
