@@ -204,18 +204,15 @@ class Scopes(LoadScopeScheduling):
     def __init__(self, config, log):
         config.option.loadscopereorder = False  # that goes by the number of tests, which says little of their time
         super().__init__(config, log)
-        self._directory_of = {}  # that of each process's last scope
 
-    def _assign_work_unit(self, node):
+    def mark_test_complete(self, node, item_index, duration=0):
         """A process stays in its directory while there is more of it to do in this turn: a broker that its tests share
         rests whenever it goes to another one, and takes seconds to be woken."""
-        turn = _turn(next(iter(self.workqueue)))
-        here = self._directory_of.get(node)
-        near = (one for one in self.workqueue if _turn(one) == turn and _directory(one) == here)
-        scope = next(near, next(iter(self.workqueue)))
-        self.workqueue.move_to_end(scope, last=False)
-        self._directory_of[node] = _directory(scope)
-        super()._assign_work_unit(node)
+        if self.workqueue:
+            turn, here = _turn(next(iter(self.workqueue))), _directory(next(reversed(self.assigned_work[node])))
+            near = (one for one in self.workqueue if _turn(one) == turn and _directory(one) == here)
+            self.workqueue.move_to_end(next(near, next(iter(self.workqueue))), last=False)
+        super().mark_test_complete(node, item_index, duration)
 
     def _split_scope(self, nodeid):
         return _scope(nodeid)
