@@ -185,6 +185,25 @@ def test_charts_share_one_time_and_have_a_scale_above_their_values():
     assert all(pages.Series("", "", [(0, value)]).top >= value * 1.1 for value in (0.03, 1, 1.9, 4.6, 9.2, 19, 1e9))
 
 
+def test_a_rate_is_over_ten_seconds_or_more():
+    points = [watch.Point(at_s, end, None, None, None) for at_s, end in ((0, 0), (10, 50), (14, 60), (20, 250))]
+    assert [pages.rate_of(points[:n]) for n in range(1, 5)] == [None, 5, 60 / 14, 20]
+    assert pages.rate_of([points[0]._replace(end=9), points[1]._replace(end=0)]) == 0, "a log began anew"
+
+
+def test_the_page_of_a_partition_and_the_last_one_beyond_it():
+    count, most = 3 * pages.PARTITIONS_A_PAGE, pages.PARTITIONS_A_PAGE
+    parts = [{"log_end_offset": n, "high_watermark": n, "flushed_offset": n - n % 2} for n in range(count)]
+    behind, found = parts[1::2], {"parts": parts}
+    assert pages.partitions_shown(found, most + 1, only_behind=False) == pages.Partitions(
+        parts[most : 2 * most], most, count, len(behind), count - 1
+    )
+    for first, begin in ((-1, 0), (most - 1, 0), (2 * count, len(behind) // most * most)):
+        shown = pages.partitions_shown(found, first, only_behind=True)
+        assert (shown.first, shown[0]) == (begin, behind[begin : begin + most])
+    assert pages.partitions_shown({}, 5, only_behind=True)[1:] == (0, 0, 0, 0)
+
+
 def test_a_replica_that_acknowledges_nothing_is_behind_while_it_is_still_in_sync():
     lag = {"in_sync": 3, "partitions": 3, "age_ms": 13_000}
     assert pages.severity_of({"lag": lag}) == pages.Severity.WARN

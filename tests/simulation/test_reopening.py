@@ -92,3 +92,21 @@ def test_a_log_that_is_opened_again_in_place_has_what_was_flushed_and_nothing_re
             reopened += was_stopped and step == world.reopen and world.log.stopped_by is None
         world.lose_power()
     assert reopened > 5, "else it shows nothing"
+
+
+def test_an_opening_in_place_that_fails_settles_nothing_that_is_not_on_disk():
+    disk = SimulatedDisk()
+    log = SegmentLog.open(HOME, CONFIG, filesystem=disk, clock=SimulatedClock())
+    log.append(b"on disk")
+    log.append(b"in memory", durability=Durability.BUFFERED)
+    disk.fail_sync()
+    with pytest.raises(LogPoisoned):
+        log.flush()
+    disk.read_only = True
+    with pytest.raises(OSError, match="Read-only"):
+        log.reopen()
+    assert (log.flushed_offset, log.log_end_offset) == (1, 2)
+    with pytest.raises(LogPoisoned):
+        log.flush()
+    disk.read_only = False
+    log.close()
