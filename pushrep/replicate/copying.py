@@ -112,6 +112,8 @@ class RecordingCopies(ClosedAtExit):
             info = _described(client, origin.recording_id)
         recording = self._target(info, into)
         with self._lock:
+            if self._closing:  # nobody would end it
+                raise ReplayRefused(ErrorCode.NODE_STOPPING, "the node stops")
             running = self._copies.get(recording.entry.recording_id)
             if running is not None and self._runs(recording.entry.recording_id):
                 if replace(running.origin, is_done=False) != origin:

@@ -141,6 +141,13 @@ def test_a_copy_that_is_deleted_here_is_over(world, node, leader, target):
     assert until(lambda: target.copies.state(state.recording_id).end) == "RECORDING_DELETED"
 
 
+def test_a_node_that_stops_begins_no_copy(node, leader, target):
+    target.copies.close()
+    with pytest.raises(ReplayRefused) as refused:
+        target.copies.replicate(CopyOrigin(str(node.address), 1, follows=True))
+    assert refused.value.code is ErrorCode.NODE_STOPPING
+
+
 def test_the_command_copies_into_a_running_node_and_into_a_directory(world, node, leader, capfd):
     where = str(node.address)
 
