@@ -465,14 +465,14 @@ class ReplayServer:
     def adopt(self, handed: AcceptedConnection) -> None:
         """Take over this connection."""
         with self._start_lock:
-            if self._thread is None and not self._stopping:
-                self._poller = self._network.poller()
-                self._thread = self._network.threads.thread(self._run, "pushrep-node-replay")
-                self._thread.start()
-        if self._stopping:
-            handed.closed()
-            return
-        self.post(lambda: self._begin(handed))
+            if not self._stopping:
+                if self._thread is None:
+                    self._poller = self._network.poller()
+                    self._thread = self._network.threads.thread(self._run, "pushrep-node-replay")
+                    self._thread.start()
+                self.post(lambda: self._begin(handed))
+                return
+        handed.closed()
 
     def post(self, job: Callable[[], None]) -> None:
         """Run `job` in the server's thread, soon."""
@@ -738,6 +738,7 @@ class ReplayServer:
             served.handle(e.SubscriberGone())
 
     def _end(self) -> None:
+        self._do_posted()  # connections that were handed over before it was to stop
         for served in list(self.served.values()):
             served.node_stops()
         for connection in list(self._connections):

@@ -1,6 +1,7 @@
 """Events that coincide: a leader and a deletion, a cut and a replay to the end."""
 
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -8,12 +9,12 @@ import pytest
 
 from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
-from pushrep.replay import TO_END, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
+from pushrep.replay import TO_END, NodeUnreachable, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
-from tests.integration.replay.conftest import QUICK, offsets, until
+from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, until
 
 
 @pytest.fixture
@@ -150,3 +151,29 @@ def test_a_log_that_was_cut_and_grew_again_while_nobody_read_it_is_given_as_it_i
     now = values(client)
     assert now[:end] == before[:end]
     assert [value[:7] for value in now[end:]] == [b"new %03d" % n for n in range(end, leader.end)]
+
+
+def test_a_connection_that_is_handed_over_while_the_node_stops_is_closed(world, node, leader, client, monkeypatch):
+    """It stayed open, with its descriptor, until the garbage collector came."""
+    client.recordings()
+    server, posted = node.replay_server, []
+    reached, free = threading.Event(), threading.Event()
+    server.post(lambda: (reached.set(), free.wait(WAIT_S)))
+    assert reached.wait(WAIT_S)
+    post = server.post
+    monkeypatch.setattr(server, "post", lambda job: (post(job), posted.append(job)))
+    other = world.client(node)
+
+    def ask():
+        with suppress(NodeUnreachable):
+            other.recordings()
+
+    asking = threading.Thread(target=ask)
+    stopping = threading.Thread(target=node.stop)
+    for thread, count in ((asking, 1), (stopping, 2)):
+        thread.start()
+        until(lambda count=count: len(posted) == count)
+    free.set()
+    stopping.join()
+    asking.join()
+    assert len(node.connections) == 0
