@@ -382,7 +382,8 @@ def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as
 
     A service that has the outbox open goes on with the new settings at once: what is too old by them is removed within
     seconds. They are kept in the directory, and stand above what the service gives at each later opening, until
-    --delete. With replicas they are this member's alone. With worker slots they are those of each slot that is there.
+    --delete. With replicas another member that takes over has what its own service gives. With worker slots they are
+    those of each slot that is there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     asked: dict[str, Any] = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
     for name in deleted:
