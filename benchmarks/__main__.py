@@ -42,6 +42,7 @@ ROWS = {
     "g19": "push_idle",
     "g21": "sync_many",
     "g23": "await_receipts",
+    "g27": "tables",
 }
 
 

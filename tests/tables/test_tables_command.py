@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from filtering import ReplayFilter
 from pushrep.tables import EVENT_ID, OutboxTable
 from tests.programs import PUSHREP, PythonProgram
-from tests.tables.conftest import OrderPlaced, engine_of, open_outbox
+from tests.tables.conftest import OrderPlaced, engine_of, open_outbox, relayed
 
 
 @pytest.fixture
@@ -156,6 +156,75 @@ def test_a_relay_that_is_killed_anywhere_relays_each_row_once(engine, dsn, order
     wait_relayed(engine, relay)
     relay.end()
     check(outbox_at, orders)
+
+
+KILLED_AT = """
+import os, signal, sys
+from importlib import import_module
+from pushrep.cli.main import run
+
+side, module, path, nth, *words = sys.argv[1:]
+owner = import_module(module)
+*outer, name = path.split(".")
+for one in outer:
+    owner = getattr(owner, one)
+call, calls = getattr(owner, name), 0
+
+def killed(*given, **named):
+    global calls
+    calls += 1
+    if side == "before" and calls == int(nth):
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = call(*given, **named)
+    if calls == int(nth):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(owner, name, killed)
+sys.exit(run(words))
+"""
+DATABASE = "pushrep.tables.database"
+APPEND = ("pushrep.outbox.outbox", "Outbox.append_serialized_many")
+FLUSH = ("pushrep.outbox.outbox", "Outbox.flush")
+STEPS = {
+    "state not written": ("before", DATABASE, "RelayDatabase.create", 1),
+    "state written": ("behind", DATABASE, "RelayDatabase.create", 1),
+    "batch not begun": ("before", DATABASE, "RelayDatabase.begin_batch", 1),
+    "batch begun": ("behind", DATABASE, "RelayDatabase.begin_batch", 1),
+    "nothing appended": ("before", *APPEND, 1),
+    "one partition appended, perhaps": ("behind", *APPEND, 1),
+    "all appended, perhaps": ("behind", *APPEND, 2),
+    "appended, not flushed": ("before", *FLUSH, 2),
+    "flushed": ("behind", *FLUSH, 2),
+    "batch not closed": ("before", DATABASE, "RelayDatabase.close_batch", 1),
+    "rows parked and deleted, state not changed": ("before", DATABASE, "update", 1),
+    "batch closed": ("behind", DATABASE, "RelayDatabase.close_batch", 1),
+}
+
+
+@pytest.mark.slow
+def test_a_relay_that_is_killed_at_each_step_relays_or_parks_each_row_once(engine, dsn, orders, outbox_at):
+    """Every start finds what the one before left at its step, and rows that came since."""
+    refused = []
+    for at, (step, where) in enumerate(STEPS.items()):
+        place(engine, orders, *range(10 * at, 10 * at + 5))
+        with engine.begin() as connection:
+            row = "INSERT INTO pushrep_outbox (topic, partition, key) VALUES ('orders', 7, '') RETURNING id"
+            refused.append(connection.execute(text(row)).scalar())
+        place(engine, orders, *range(10 * at + 5, 10 * at + 10))
+        words = ("tables", "relay", dsn, "--outbox", outbox_at, "--poll-ms", "1", "--on-refused", "park")
+        with PythonProgram("-c", KILLED_AT, *where, *words, has_errors=True) as relay:
+            said = relay.stderr.read()
+        assert relay.returncode == -signal.SIGKILL, (step, said)
+    relay = Relay(dsn, outbox_at, "--on-refused", "park")
+    wait_relayed(engine, relay)
+    relay.end()
+    check(outbox_at, orders)
+    with open_outbox(outbox_at) as outbox:
+        assert sorted(number for _, number in relayed(outbox)) == list(range(10 * len(STEPS)))
+    shown = status(dsn, code=1)
+    assert [one["id"] for one in shown["parked"]] == refused
+    assert shown["rows_relayed"] == 10 * len(STEPS)
 
 
 def check(outbox_at, orders):
