@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import psycopg
@@ -169,12 +169,14 @@ def _backlog(directory: Path, dsn: str, values: list[bytes]) -> dict[str, Any]:
         "notes": [
             f"{taken_s:.1f} s from the start of its process until no row waits",
             f"memory of the relay's process: {watched.first_mib:.0f} MiB when it began, at most {watched.most_mib:.0f}",
-            f"`pushrep tables status` beside it, {len(asked)} times: {spread(asked)['median']:.1f} s, "
-            f"at most {max(asked):.1f}",
-            f"a commit of the service beside it, each 0.1 s: {spread(watched.commits_s)['median'] * 1000:.1f} ms, "
-            f"at most {max(watched.commits_s):.2f} s",
+            f"`pushrep tables status` beside it, {len(asked)} times: {_told(asked)}",
+            f"a commit of the service beside it, each 0.1 s: {_told(watched.commits_s)}",
         ],
     }
+
+
+def _told(seconds: list[float]) -> str:
+    return f"{1000 * spread(seconds)['median']:.0f} ms, at most {1000 * max(seconds):.0f}"
 
 
 @contextmanager
@@ -204,7 +206,7 @@ class _Watched:
         self.first_mib = self.most_mib = 0.0
         self.commits_s: list[float] = []
 
-    def __enter__(self) -> "_Watched":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -35,6 +35,7 @@ from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
 from pushrep.outbox.positions import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
+from pushrep.records.encoder import header_columns
 
 if TYPE_CHECKING:
     import asyncio
@@ -256,12 +257,16 @@ class PendingBatch:
             return encode_batch(
                 self.values, keys=packed, headers=headers, timestamps_ms=times, codec=codec, base_offset=base_offset
             )
-        with_metadata: HeaderColumn | list[Headers] = HeaderColumn(METADATA_HEADER, packed)
+        with_metadata: list[HeaderColumn] | list[Headers] = [HeaderColumn(METADATA_HEADER, packed)]
         if self.headers:
-            with_metadata = [
-                (*headers, (METADATA_HEADER, packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]))
-                for at, headers in enumerate(_padded(self.headers, count, ()))
-            ]
+            padded = _padded(self.headers, count, ())
+            if (columns := header_columns(padded)) is not None:
+                with_metadata = [*columns, HeaderColumn(METADATA_HEADER, packed)]
+            else:
+                with_metadata = [
+                    (*headers, (METADATA_HEADER, packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]))
+                    for at, headers in enumerate(padded)
+                ]
         keys = _padded(self.keys, count, None) if self.keys else None
         return encode_batch(
             self.values, keys=keys, headers=with_metadata, timestamps_ms=times, codec=codec, base_offset=base_offset

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, repeat
 from operator import add
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ from pushrep.records.varint import SMALL_VARINTS, VARINTS, Ints, varint, varint_
 
 NULL = varint(-1)
 NO_HEADERS = varint(0)
-ONE_HEADER = varint(1)
+_LISTS = {tuple, list}
 _TIMES = [b"\0" + time_delta for time_delta in SMALL_VARINTS[:1024]]  # ms: batches of records that lingered
 _KEPT_RECORDS_MAX = 1 << 12
 
@@ -153,12 +153,16 @@ def header_tails(headers: Sequence[Iterable[Header]] | None) -> Iterable[bytes]:
     return [_header_tail(each, names) for each in headers]
 
 
-def header_column_tails(name: str, values: Sequence[bytes | None]) -> list[bytes]:
-    """The encoded headers of records that have this one each."""
-    start = ONE_HEADER + header_name(name)
-    if (size := common_length(values)) is not None:
-        return list(map(add, repeat(start + VARINTS[size]), values))
-    return [start + nullable(value) for value in values]
+def header_column_tails(columns: Sequence[tuple[str, Sequence[bytes | None]]], count: int) -> list[bytes]:
+    """The encoded headers of records that have one of each of these columns, in a third of `header_tails`' time."""
+    tails: Iterable[bytes] = repeat(varint(len(columns)), count)
+    for name, values in columns:
+        start = header_name(name)
+        if (size := common_length(values)) is not None:
+            tails = map(add, map(add, tails, repeat(start + VARINTS[size])), values)  # type: ignore[arg-type] # no nulls
+        else:
+            tails = map(add, tails, [start + nullable(value) for value in values])
+    return list(tails)
 
 
 def header_name(name: str) -> bytes:
@@ -302,6 +306,7 @@ class HeaderColumn(NamedTuple):
 
 Keys: TypeAlias = Sequence[bytes | None] | Buffer
 Headers: TypeAlias = Sequence[Iterable[Header]] | HeaderColumn
+HeaderFields: TypeAlias = Headers | Sequence[HeaderColumn] | None
 Timestamps: TypeAlias = int | Sequence[int] | NDArray[np.int64]
 
 
@@ -309,7 +314,7 @@ def encode_batch(  # noqa: PLR0913 - a batch has this many fields
     values: Sequence[bytes | None],
     *,
     keys: Keys | None = None,
-    headers: Headers | None = None,
+    headers: HeaderFields = None,
     timestamps_ms: Timestamps,
     codec: Codec = Codec.NONE,
     base_offset: int = 0,
@@ -321,9 +326,9 @@ def encode_batch(  # noqa: PLR0913 - a batch has this many fields
     """One batch of `len(values)` records with consecutive offsets from `base_offset` on; its data is a bytearray.
 
     `keys` is a sequence, or n keys of equal size in one bytes (as `pack_keys` makes them), or None for null keys.
-    `headers` has an iterable of (name, value) per record, or is a `HeaderColumn`. `timestamps_ms` is one time for all
-    or one per record, in any order. Raises BadArgument for columns of different lengths or times out of range,
-    RecordTooLarge if the batch would pass 2 GiB.
+    `headers` has an iterable of (name, value) per record, or is a `HeaderColumn`, or several, in their order.
+    `timestamps_ms` is one time for all or one per record, in any order. Raises BadArgument for columns of different
+    lengths or times out of range, RecordTooLarge if the batch would pass 2 GiB.
     """
     count = len(values)
     if count == 0:
@@ -398,8 +403,10 @@ def _times(timestamps_ms: Timestamps, count: int) -> _Times:
     return _Times(base, highest, deltas)
 
 
-def _check_lengths(keys: Keys | None, headers: Headers | None, count: int) -> None:
-    columns = [("keys", keys), ("headers", headers.values if isinstance(headers, HeaderColumn) else headers)]
+def _check_lengths(keys: Keys | None, headers: HeaderFields, count: int) -> None:
+    columns: list[tuple[str, Any]] = [("keys", keys)]
+    given = _given_columns(headers)
+    columns += [("headers", headers)] if given is None else [("headers", one.values) for one in given]
     for name, column in columns:
         if isinstance(column, bytes | bytearray | memoryview):
             if len(column) % count:
@@ -414,7 +421,7 @@ def _same_length(name: str, got: int, count: int) -> None:
 
 
 def encode_records(
-    values: Sequence[bytes | None], keys: Keys | None, headers: Headers | None, time_deltas: Ints | None, reserved: int
+    values: Sequence[bytes | None], keys: Keys | None, headers: HeaderFields, time_deltas: Ints | None, reserved: int
 ) -> bytearray:
     """`reserved` zero bytes for the batch's header, then the records. Columns fit in length; no deltas: all are 0."""
     count = len(values)
@@ -429,7 +436,7 @@ def encode_records(
 
 
 def _vectorised(
-    values: Sequence[bytes | None], keys: Keys | None, headers: Headers | None, time_deltas: Ints | None, reserved: int
+    values: Sequence[bytes | None], keys: Keys | None, headers: HeaderFields, time_deltas: Ints | None, reserved: int
 ) -> bytearray | None:
     """Records whose values, keys and headers are each of one size; None for others."""
     count = len(values)
@@ -465,11 +472,17 @@ def _heads(keys: Keys | None, count: int, time_deltas: Ints | None) -> list[byte
     return general_heads(count, column, deltas)
 
 
-def _tails(headers: Headers | None, count: int) -> Iterable[bytes]:
+def _tails(headers: HeaderFields, count: int) -> Iterable[bytes]:
     """What stands behind each value: the headers."""
-    if not isinstance(headers, HeaderColumn):
-        return header_tails(headers)
-    return header_column_tails(headers.name, _sequence(headers.values, count))
+    if (columns := _given_columns(headers)) is None:
+        return header_tails(headers)  # type: ignore[arg-type] # no columns
+    return header_column_tails([(one.name, _sequence(one.values, count)) for one in columns], count)
+
+
+def _given_columns(headers: HeaderFields) -> Sequence[HeaderColumn] | None:
+    if isinstance(headers, HeaderColumn):
+        return [headers]
+    return headers if headers and isinstance(headers[0], HeaderColumn) else None  # type: ignore[return-value] # so all are
 
 
 def _key_fields(keys: Keys | None, count: int) -> list[Field] | None:
@@ -480,14 +493,36 @@ def _key_fields(keys: Keys | None, count: int) -> list[Field] | None:
     return None if key is None else [_size_varint(key), key]
 
 
-def _tail_fields(headers: Headers | None, count: int) -> list[Field] | None:
+def _tail_fields(headers: HeaderFields, count: int) -> list[Field] | None:
     """The fields of headers that agree in number, name and size; else None."""
     if headers is None:
         return [NO_HEADERS]
-    value = _equal_pieces(headers.values, count) if isinstance(headers, HeaderColumn) else None
-    if value is None or not isinstance(headers, HeaderColumn):
+    if (columns := _given_columns(headers)) is None:
         return None
-    return [ONE_HEADER + header_name(headers.name) + _size_varint(value), value]
+    fields: list[Field] = []
+    before = varint(len(columns))
+    for name, values in columns:
+        if (value := _equal_pieces(values, count)) is None:
+            return None
+        fields += [before + header_name(name) + _size_varint(value), value]
+        before = b""
+    return fields
+
+
+def header_columns(headers: Sequence[Iterable[Header]]) -> list[HeaderColumn] | None:
+    """A column for each header, if all records have headers of the same names in the same order; else None."""
+    if not set(map(type, headers)) <= _LISTS:
+        return None
+    columns = []
+    try:
+        for column in zip(*headers, strict=True):
+            names, values = zip(*column, strict=True) if set(map(type, column)) <= _LISTS else ((), ())
+            if not names or names.count(names[0]) != len(names):
+                return None
+            columns.append(HeaderColumn(names[0], values))
+    except ValueError:  # more headers, or parts, in one than in another
+        return None
+    return columns
 
 
 def common_length(column: Sequence[bytes | None]) -> int | None:

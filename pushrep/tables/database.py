@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -85,9 +85,8 @@ class RelayState:
     relayed: int
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A row that waits."""
+class TableRow(NamedTuple):
+    """A row that waits. size_bytes: about what its record takes."""
 
     id: int
     partition: int
@@ -96,11 +95,7 @@ class TableRow:
     headers: str | None
     timestamp_ms: int | None
     created: str
-
-    @property
-    def size_bytes(self) -> int:
-        """About what its record takes."""
-        return 100 + len(self.key or b"") + len(self.value or b"") + 4 * len(self.headers or "")
+    size_bytes: int
 
 
 class RelayDatabase:
@@ -188,16 +183,20 @@ class RelayDatabase:
     def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> list[TableRow]:
         """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. Empty at the end."""
         rows = self._tables.rows
-        columns = (rows.c[name] for name in TableRow.__dataclass_fields__)
-        wanted = select(*columns).where(self._in_batch(state), rows.c.id > after_id).order_by(rows.c.id).limit(rows_max)
-        found, size = [], 0
-        with self._engine.connect().execution_options(stream_results=True, max_row_buffer=100) as connection:
-            for one in connection.execute(wanted):
-                found.append(TableRow(*one))
-                size += found[-1].size_bytes
-                if size >= bytes_max:
-                    break
-        return found
+        columns = [rows.c[name] for name in TableRow._fields[:-1]]
+        lengths = [func.coalesce(func.length(column), 0) for column in (rows.c.key, rows.c.value, rows.c.headers)]
+        size = lengths[0] + lengths[1] + 4 * lengths[2] + 100
+        through = func.sum(size).over(order_by=rows.c.id, rows=(None, 0))  # so that no more is sent than is kept
+        wanted = select(*columns, size.label("size_bytes"), through.label("through"))
+        wanted = wanted.where(self._in_batch(state), rows.c.id > after_id).order_by(rows.c.id).limit(rows_max)
+        some = wanted.subquery()
+        page = select(*(some.c[name] for name in TableRow._fields)).where(
+            some.c.through - some.c.size_bytes < bytes_max
+        )
+        with self._engine.connect() as connection:
+            if not self.is_sqlite:
+                connection.execute(_BY_ID)
+            return list(map(TableRow._make, connection.execute(page.order_by(some.c.id)).all()))
 
     def close_batch(self, state: RelayState, ends: Mapping[int, int], refused: Mapping[int, str]) -> RelayState:
         """Delete the batch's rows and say that it is closed, in one transaction. refused: why, by id; these are parked.
@@ -316,6 +315,8 @@ _AT_LEAST_ON = text(
     "SELECT set_config('synchronous_commit', 'on', true) "
     "WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
 )
+# PostgreSQL can't tell how many rows a snapshot shows, takes them for few, and would sort all that wait for each page.
+_BY_ID = text("SET LOCAL enable_sort = off")
 _OLDEST_SNAPSHOT = text("""
 SELECT who, transactions, CAST(1000 * extract(epoch FROM since) AS bigint) FROM (
     SELECT 'process ' || pid || coalesce(' of ' || usename, '') AS who,

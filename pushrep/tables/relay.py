@@ -57,7 +57,7 @@ _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
-_PAGE_ROWS, _PAGE_BYTES = 2000, 8 << 20
+_PAGE_ROWS, _PAGE_BYTES = 4000, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 1 << 20
 WATCH_S = 5.0
@@ -337,13 +337,14 @@ class TableRelay(FirstErrorRaised):
         if partition not in range(self.outbox.identity.partitions):
             raise RecordRefused("partition", f"the outbox has {self.outbox.identity.partitions}, counted from 0")
         now_ms = time.time_ns() // 1_000_000
+        of_batch = str(EventId(batch.epoch, batch.batch, 0)).encode()[:-1]
         while True:
             try:
                 return self.outbox.append_serialized_many(
                     partition,
                     [row.value for row in rows],
                     keys=[row.key for row in rows],
-                    headers=[_headers(batch, row) for row in rows],
+                    headers=[_headers(of_batch, row) for row in rows],
                     timestamps_ms=[now_ms if row.timestamp_ms is None else row.timestamp_ms for row in rows],
                 )
             except BufferFull:
@@ -441,9 +442,9 @@ def log_state(log: SegmentLog, end: int) -> RelayedLog:
     return RelayedLog(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
 
 
-def _headers(batch: BatchState, row: TableRow) -> list[tuple[str, bytes | None]]:
-    event_id = EventId(batch.epoch, batch.batch, row.id)
-    return [*headers_of(row.headers), (EVENT_ID, str(event_id).encode()), (CREATED, row.created.encode())]
+def _headers(of_batch: bytes, row: TableRow) -> list[tuple[str, bytes | None]]:
+    """of_batch: what the event-ids of its rows begin with."""
+    return [*headers_of(row.headers), (EVENT_ID, b"%b%d" % (of_batch, row.id)), (CREATED, row.created.encode())]
 
 
 def _chunks(rows: Iterable[TableRow]) -> Iterator[list[TableRow]]:

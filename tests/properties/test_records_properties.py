@@ -12,7 +12,7 @@ from pushrep.errors import BadArgument
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, UnsupportedCodec, encode_batch
 from pushrep.records.columns import columns_by_arrays, columns_of_scan, rows_of_columns
 from pushrep.records.decoder import read_small_batch, scan, scanned_rows
-from pushrep.records.encoder import encode_alone
+from pushrep.records.encoder import encode_alone, header_columns
 from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, LENGTH, LENGTH_AT, LENGTH_ENDS_AT, crc32c, write_crc
 
 # Sizes around every change of a varint's width, and few distinct ones, so that runs of equal records occur.
@@ -67,6 +67,34 @@ def test_what_goes_in_comes_out_by_either_decoder(case):
     assert plain(batch.records()) == expected
     found = few(batch)
     assert found == (None if any(each[4] for each in expected) else expected), "it is for whatever has no headers"
+
+
+@st.composite
+def like_headers(draw):
+    """(arguments of encode_batch, its headers by column): headers of the same names in each record."""
+    arguments, expected = draw(batches())
+    columns = [
+        HeaderColumn(name, tuple(draw(st.lists(each, min_size=len(expected), max_size=len(expected)))))
+        for name in draw(st.lists(st.text(max_size=3), min_size=1, max_size=3))
+        for each in [draw(st.sampled_from([BLOBS, st.binary(min_size=20, max_size=20)]))]
+    ]
+    each = zip(*(zip([one.name] * len(expected), one.values, strict=True) for one in columns), strict=True)
+    return {**arguments, "headers": list(each)}, columns
+
+
+@given(like_headers())
+def test_headers_by_column_give_the_same_bytes(case):
+    arguments, columns = case
+    assert header_columns(arguments["headers"]) == columns
+    by_column = encode_batch(**{**arguments, "headers": columns})
+    assert by_column.data == encode_batch(**arguments).data
+
+
+@given(batches())
+def test_headers_have_columns_if_all_records_have_the_same_names(case):
+    arguments, _ = case
+    names = {tuple(name for name, _ in headers) for headers in arguments["headers"]}
+    assert (header_columns(arguments["headers"]) is not None) == (len(names) == 1)
 
 
 @pytest.mark.parametrize(

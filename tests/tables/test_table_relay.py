@@ -3,12 +3,17 @@
 import json
 import shutil
 import threading
+import time
+from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
-from sqlalchemy import MetaData, text
+from sqlalchemy import Engine, MetaData, event, text
 from sqlalchemy.orm import Session
 
+from pushrep import Durability
+from pushrep.log import StillNeeded
 from pushrep.tables import (
     EVENT_ID,
     AnotherRelay,
@@ -20,7 +25,8 @@ from pushrep.tables import (
     TableRelay,
     TablesDiffer,
 )
-from pushrep.tables.database import RelayDatabase
+from pushrep.tables.database import Holder, RelayDatabase, RelayState
+from pushrep.tables.decide import BatchState
 from tests.tables.conftest import OrderPlaced, engine_of, open_outbox, relayed
 
 
@@ -228,6 +234,183 @@ def test_a_row_that_is_refused_stops_the_relay_or_is_parked(engine, dsn, orders,
         assert sorted(number for _, number in relayed(outbox)) == [1, 2]
     with engine.connect() as connection:
         assert connection.execute(text("SELECT id FROM pushrep_outbox_parked")).scalars().all() == [2]
+
+
+def test_a_copy_of_the_outbox_is_refused_by_name(engine, dsn, orders, tmp_path):
+    place(engine, orders, 1)
+    with open_outbox(tmp_path / "one") as outbox:
+        relay_until(outbox, dsn, 1)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    place(engine, orders, 2)
+    with open_outbox(tmp_path / "two") as copy, pytest.raises(AnotherRelay, match="by directory"):
+        TableRelay(copy, dsn).run()
+    with open_outbox(tmp_path / "one") as outbox:
+        relay_until(outbox, dsn, 2)
+
+
+def test_each_topic_has_its_own_relay(engine, dsn, table, orders, tmp_path):
+    refunds = table.topic("refunds", OrderPlaced, partitions=2)
+    for number in range(0, 20, 2):
+        place(engine, orders, number)
+        place(engine, refunds, number + 1)
+    with open_outbox(tmp_path / "orders") as first, open_outbox(tmp_path / "refunds", "refunds") as second:
+        relay_until(first, dsn, 10)
+        assert relayed(second) == []
+        relay_until(second, dsn, 10)
+        for outbox, numbers in ((first, range(0, 20, 2)), (second, range(1, 20, 2))):
+            assert sorted(number for _, number in relayed(outbox)) == list(numbers)
+    with engine.connect() as connection:
+        states = connection.execute(text("SELECT topic, relayed FROM pushrep_outbox_relay ORDER BY topic")).all()
+    assert list(map(tuple, states)) == [("orders", 10), ("refunds", 10)]
+
+
+def test_a_batch_is_closed_once_it_is_on_disk_and_until_then_nobody_removes_it(
+    engine, dsn, orders, tmp_path, monkeypatch
+):
+    close, unflushed = RelayDatabase.close_batch, []
+
+    def closing(database, *given):
+        for log in map(outbox.log, range(2)):
+            unflushed.append(log.log_end_offset - log.flushed_offset)
+            with pytest.raises(StillNeeded, match="table relay"):
+                log.delete_records(log.log_end_offset)
+        return close(database, *given)
+
+    monkeypatch.setattr(RelayDatabase, "close_batch", closing)
+    place(engine, orders, *range(20))
+    with open_outbox(tmp_path / "outbox", durability=Durability.BUFFERED) as outbox:
+        relay_until(outbox, dsn, 20)
+        assert unflushed == [0, 0]
+        for log in map(outbox.log, range(2)):
+            assert log.delete_records(log.log_end_offset) == log.log_end_offset
+
+
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_record_has_the_time_of_its_append_unless_add_gave_one(engine, dsn, orders, tmp_path):
+    with engine.begin() as connection:
+        orders.add(connection, OrderPlaced(1, "a"), timestamp_ms=5)
+        orders.add(connection, OrderPlaced(2, "a"))
+    with engine.begin() as connection:  # as if it had waited for long
+        connection.execute(text("UPDATE pushrep_outbox SET created = '2020-01-02T03:04:05.678Z'"))
+    began_ms = time.time_ns() // 1_000_000
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 2)
+        records = [record for n in range(2) for record in outbox.log(n).records(0)]
+    assert records[0].timestamp_ms == 5
+    assert records[1].timestamp_ms >= began_ms
+    assert {dict(record.headers)["created"] for record in records} == {b"2020-01-02T03:04:05.678Z"}
+
+
+def test_a_state_of_another_version_is_refused_by_name(engine, dsn, orders, tmp_path):
+    with open_outbox(tmp_path / "outbox") as outbox:
+        place(engine, orders, 1)
+        relay_until(outbox, dsn, 1)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE pushrep_outbox_relay SET version = 2"))
+        with pytest.raises(TablesDiffer, match="version 2"):
+            TableRelay(outbox, dsn).run()
+
+
+def test_an_idle_relay_writes_nothing(engine, dsn, orders, tmp_path, monkeypatch):
+    written = "SELECT xmin FROM pushrep_outbox_relay" if engine.dialect.name == "postgresql" else "PRAGMA data_version"
+    polls, has_rows, polled = count(), RelayDatabase.has_rows, threading.Event()
+
+    def counted(database):
+        if next(polls) == 10:
+            polled.set()
+        return has_rows(database)
+
+    place(engine, orders, 1)
+    with open_outbox(tmp_path / "outbox") as outbox, engine.connect() as connection:
+        relay_until(outbox, dsn, 1)
+        monkeypatch.setattr(RelayDatabase, "has_rows", counted)
+        before = connection.execute(text(written)).scalar()
+        connection.rollback()
+        with TableRelay(outbox, dsn, poll_ms=1):
+            assert polled.wait(60)
+        assert connection.execute(text(written)).scalar() == before
+
+
+@pytest.mark.parametrize(("set_to", "seen"), [("off", "on"), ("remote_apply", "remote_apply")])
+def test_what_the_relay_commits_is_on_disk_whatever_the_database_is_set_to(postgresql_dsn, tmp_path, set_to, seen):
+    engine = engine_of(postgresql_dsn)
+    metadata = MetaData()
+    topic = OutboxTable(metadata).topic("orders", OrderPlaced, partitions=2)
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        name = connection.execute(text("SELECT current_database()")).scalar()
+        connection.execute(text(f"ALTER DATABASE {name} SET synchronous_commit = {set_to}"))
+        connection.execute(text("CREATE TABLE seen (setting text)"))
+        connection.execute(
+            text(
+                "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                "INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$"
+            )
+        )
+        note = (
+            "CREATE TRIGGER note BEFORE INSERT OR UPDATE ON pushrep_outbox_relay FOR EACH ROW EXECUTE FUNCTION note()"
+        )
+        connection.execute(text(note))
+    place(engine, topic, 1)
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, postgresql_dsn, 1)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT setting FROM seen")).scalars().all() == [seen] * 3
+    engine.dispose()
+
+
+def open_batch(dsn):
+    """A relay's database with a batch that shows all rows."""
+    database = RelayDatabase(dsn, "pushrep_outbox", "orders")
+    database.check()
+    state = RelayState(Holder("an outbox", "here", 0, 0), "this", BatchState(1, 0, False, {}), None, None, 0)
+    database.create(state)
+    return database, database.begin_batch(state)
+
+
+def test_a_page_ends_once_it_has_so_many_rows_or_bytes(engine, dsn, table, orders):
+    blobs = table.topic("orders", bytes, partitions=1)
+    with engine.begin() as connection:
+        for size in (100_000, 100_000, 100_000, 900_000, 10, 10):
+            blobs.add(connection, bytes(size), headers=[("h", b"v")])
+    database, state = open_batch(dsn)
+    pages, last = [], 0
+    while page := database.page(state, last, rows_max=3, bytes_max=150_000):
+        last = page[-1].id
+        pages.append([len(row.value) for row in page])
+    database.close()
+    assert pages == [[100_000, 100_000], [100_000, 900_000], [10, 10]]
+
+
+def test_pages_of_a_table_that_nobody_analysed_are_read_by_its_index(postgresql_dsn):
+    """Else each page sorts all rows that wait, and a million of them take hours."""
+    engine = engine_of(postgresql_dsn)
+    metadata = MetaData()
+    OutboxTable(metadata)
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        rows = "INSERT INTO pushrep_outbox (topic, partition) SELECT 'orders', 0 FROM generate_series(1, 20000)"
+        connection.execute(text(rows))
+    database, state = open_batch(postgresql_dsn)
+    said = []
+
+    def note(_connection, _cursor, statement, parameters, *_):
+        said.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert len(database.page(state, 0, rows_max=4_000, bytes_max=1 << 20)) == 4_000
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        database.close()
+    with psycopg.connect(postgresql_dsn) as connection:
+        *before, (page, parameters) = said
+        for statement, given in before:
+            connection.execute(statement, given)
+        plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN {page}", parameters))
+    engine.dispose()
+    assert "Index Scan using pushrep_outbox_pkey" in plan
+    assert "Sort" not in plan
 
 
 def test_missing_tables_are_named(dsn, tmp_path):
