@@ -10,27 +10,32 @@ tests/unit/test_fake_outbox.py holds both to the same tests. The fixture `pushre
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, cast
+from types import SimpleNamespace
+from typing import Any, Literal, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.log import Durability
+from pushrep.log import Durability, LogClosed, OffsetOutOfRange, SegmentLog
+from pushrep.log.disk import DiskLevel, DiskStatus, Durations
+from pushrep.log.recovery import Opening
+from pushrep.log.scrub import ScrubStatus
 from pushrep.outbox import Acks, BufferFull, LogStopped, NotEnoughReplicas, OutboxClosed, OutboxConfig
 from pushrep.outbox.batch import Budget, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns, RecordRules
 from pushrep.outbox.identity import OutboxIdentity, new_identity
 from pushrep.outbox.outbox import Outbox
-from pushrep.outbox.partition_appender import PartitionAppender, Refusing
+from pushrep.outbox.partition_appender import AppendCounts, PartitionAppender, Refusing, StoppedLog
 from pushrep.outbox.positions import Pair, SourceOrder
 from pushrep.outbox.settings import DEFAULT_CONFIG, OutboxSettings
-from pushrep.outbox.status import Facts
-from pushrep.records import Codec, Record
+from pushrep.outbox.status import Facts, OutboxStatus
+from pushrep.records import Codec, Record, RecordBatch
 from pushrep.values import MakesBytes, PartitionBy, RecordValues
 
+_ORDERED = "the test ordered it"
 Failure = Literal["full", "stopped", "not enough replicas"]
 
 
@@ -38,7 +43,8 @@ class FakeOutbox(Outbox):
     """An Outbox without a directory, for tests. Every receipt is done when `append` returns.
 
     Arguments, checks and errors are those of `Outbox.open`; `replicas`, `kafka` and `durability` change nothing: what
-    was appended counts as replicated and shipped. `log` and `status` need a log: they raise NotImplementedError.
+    was appended counts as replicated and shipped. `log` gives a reader its ends, `records` and `batches`. `status` is
+    that of an outbox with which nothing is wrong, but for what `fail` ordered.
     """
 
     def __init__(  # noqa: PLR0913 - the arguments of Outbox.open
@@ -85,10 +91,11 @@ class FakeOutbox(Outbox):
         self._parts = [_Partition(self.identity, n, self._budget, self._failing, clock) for n in range(partitions)]
         self._all_appenders = cast("list[PartitionAppender]", self._parts)
         self._appenders = dict(enumerate(self._all_appenders))
-        nothing: Any = None
+        logs = {one.partition: cast("SegmentLog", one.log) for one in self._parts}
+        nothing: Any = SimpleNamespace(sink=None, values={})  # ships, and no setting is changed
         self.facts = Facts(
-            self.directory, self.identity, self._settings, {}, None, self._budget, nothing, (), self._refused, dict,
-            nothing, [],
+            self.directory, self.identity, self._settings, logs, None, self._budget, nothing, self._all_appenders,
+            self._refused, dict, nothing, [],
         )  # fmt: skip
 
     @classmethod
@@ -125,7 +132,7 @@ class FakeOutbox(Outbox):
         """What was appended to the partition, as readers of the real log get it; also once it is closed."""
         if partition not in range(len(self._parts)):
             self._no_partition(partition)
-        return list(self._parts[partition].records)
+        return list(self._parts[partition].log.all)
 
     def fail(self, failure: Failure, *, partition: int | None = None, times: int | None = None) -> None:
         """From now on appends raise: "full" BufferFull, "stopped" LogStopped, "not enough replicas" NotEnoughReplicas.
@@ -140,13 +147,11 @@ class FakeOutbox(Outbox):
         """End what `fail` ordered."""
         self._failing.order(None, None, None)
 
-    def log(self, partition: int) -> NoReturn:
-        """Not to be had: see `records`."""
-        raise NotImplementedError(f"a FakeOutbox has no log: read records({partition})")
-
-    def status(self) -> NoReturn:
-        """Not to be had."""
-        raise NotImplementedError("a FakeOutbox has neither disk nor members, so there is no status of them")
+    def status(self) -> OutboxStatus:
+        """As `Outbox.status`: alone, on no disk."""
+        if isinstance(self._appenders, Refusing):
+            raise LogClosed(self.directory)
+        return super().status()
 
     def lag(self) -> dict[str, Any]:
         """Nothing lags."""
@@ -182,11 +187,15 @@ class _Failing:
         with self._lock:
             self._failure, self._partition, self._left = failure, partition, times
 
+    def ordered(self, partition: int) -> Failure | None:
+        """What an append to the partition would fail with."""
+        return None if self._left == 0 or self._partition not in {None, partition} else self._failure
+
     def check(self, partition: int, size: int) -> None:
         """Raise the failure if one is ordered for an append to the partition."""
         with self._lock:
-            failure = self._failure
-            if failure is None or self._left == 0 or self._partition not in {None, partition}:
+            failure = self.ordered(partition)
+            if failure is None:
                 return
             if self._left is not None:
                 self._left -= 1
@@ -194,13 +203,57 @@ class _Failing:
         if failure == "full":
             raise BufferFull(buffer_bytes=config.buffer_bytes, wanted_bytes=size, block_ms=config.block_ms)
         if failure == "stopped":
-            raise LogStopped(topic, partition, "the test ordered it")
+            raise LogStopped(topic, partition, _ORDERED)
         needed = max(2, self._identity.min_insync_replicas)
         raise NotEnoughReplicas(f"{topic}-{partition}", in_sync=1, needed=needed)
 
 
+class _Log:
+    """What readers and the status ask of a log. Everything in it is on disk, and nothing was ever wrong with it."""
+
+    log_start_offset = cuts = quarantines = 0
+    damaged_from = retention_held = None
+    leader_epochs = SimpleNamespace(latest_epoch=-1)
+    recovery = SimpleNamespace(opening=Opening.NORMAL, seconds=0.0, cut=None)
+    scrub = SimpleNamespace(status=ScrubStatus())
+    disk = SimpleNamespace(status=lambda: DiskStatus("", 0, 1, DiskLevel.ROOM, 0), syncs=Durations())
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition, self.path = topic, partition, Path(f"{topic}-{partition}")
+        self.all: list[Record] = []
+        self._batches: list[RecordBatch] = []
+
+    @property
+    def log_end_offset(self) -> int:
+        return len(self.all)
+
+    flushed_offset = high_watermark = stable_offset = log_end_offset
+
+    def records(self, start: int, end: int | None = None) -> Iterator[Record]:
+        return iter(self.all[self._checked(start, 0) : self._checked(end, start)])
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
+        first, last = self._checked(start, 0), self._checked(end, start)
+        return (one for one in self._batches if one.header.base_offset < last and first < one.header.next_offset)
+
+    def moved_ms(self) -> None:
+        """Nobody moves it."""
+
+    def add(self, batch: RecordBatch) -> None:
+        self._batches.append(batch)
+        self.all += batch.records()
+
+    def _checked(self, offset: int | None, least: int) -> int:
+        """Of the end, if none is given."""
+        if offset is None:
+            return len(self.all)
+        if not least <= offset <= len(self.all):
+            raise OffsetOutOfRange(offset, 0, len(self.all))
+        return offset
+
+
 class _Partition:
-    """What an Outbox and a batch need of a PartitionAppender, and its log: a list."""
+    """What an Outbox, a batch and the status need of a PartitionAppender."""
 
     free_bytes = 0
     open = None
@@ -209,11 +262,25 @@ class _Partition:
         self, identity: OutboxIdentity, partition: int, budget: Budget, failing: _Failing, clock: Clock
     ) -> None:
         self.topic, self.partition, self.name = identity.topic, partition, f"{identity.topic}-{partition}"
-        self.owner_pid, self.lock = os.getpid(), threading.Lock()
-        self.records: list[Record] = []
+        self.owner_pid, self.lock, self.counts = os.getpid(), threading.Lock(), AppendCounts()
+        self.log, self.opened_ms = _Log(identity.topic, partition), clock.wall_ms()
         self._positions: dict[Pair, int] = {}
         self._order = SourceOrder(own_pid=identity.pid, partition=partition, partitions=identity.partitions)
         self._identity, self._budget, self._failing, self._clock = identity, budget, failing, clock
+
+    @property
+    def is_refusing(self) -> bool:
+        return self._failing.ordered(self.partition) is not None
+
+    @property
+    def stopped(self) -> StoppedLog | None:
+        if self._failing.ordered(self.partition) != "stopped":
+            return None
+        now_ms = self._clock.wall_ms()
+        return StoppedLog(self.partition, now_ms, now_ms, _ORDERED)
+
+    def waits_since_s(self) -> None:
+        """Nothing waits."""
 
     def add_one(self, record: Columns) -> Receipt:
         return Receipt(self._written(record), 0)
@@ -229,13 +296,16 @@ class _Partition:
             self._order.accept(columns.metadata, len(columns.values))
         elif columns.metadata is not None:
             self._order.accept_all(columns.metadata)
-        batch, base = PendingBatch(self, self._clock.wall_ms(), 0.0), len(self.records)
+        batch, base = PendingBatch(self, self._clock.wall_ms(), 0.0), self.log.log_end_offset
         batch.extend(columns, 0, len(columns.values))
         pid, carrier = self._identity.pid, self._identity.carrier
         sealed = batch.seal(base, pid=pid, partition=self.partition, carrier=carrier, codec=Codec.NONE)
         for pair, offset in batch.last_positions(base, pid, self.partition):
             self._positions[pair] = max(offset, self._positions.get(pair, -1))
-        self.records += sealed.records()
+        self.log.add(sealed)
+        self.counts.records += len(columns.values)
+        self.counts.size_bytes += len(sealed.data)
+        self.counts.batches += 1
         batch.base_offset = base
         batch.drop_records()
         return batch

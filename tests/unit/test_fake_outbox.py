@@ -15,7 +15,7 @@ from filtering.carrier import METADATA_HEADER
 from filtering.murmur import default_partition
 from pushrep import AsyncOutbox, Durability, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
-from pushrep.log import LogConfig
+from pushrep.log import LogClosed, LogConfig, OffsetOutOfRange
 from pushrep.outbox import (
     BufferFull,
     DeliveryFailed,
@@ -46,8 +46,6 @@ class Kind:
         return opening(self.path, "orders", 4, "billing", **given)
 
     def records(self, outbox, partition):
-        if self.is_fake:
-            return outbox.records(partition)
         outbox.flush()
         return list(outbox.log(partition).records(0))
 
@@ -165,6 +163,45 @@ def test_the_key_is_not_carrier_and_partition_at_once(kind):
     with pytest.raises(BadArgument) as refusal:
         kind.open(carrier="key", partition_by="key")
     assert refusal.value.argument == "partition_by"
+
+
+def test_a_log_is_read_from_any_offset_by_records_and_batches(kind):
+    with kind.open() as outbox:
+        outbox.append_many(1, [b"0", b"1"]).result(60)
+        outbox.append_many(1, [b"2", b"3", b"4"]).result(60)
+        outbox.flush()
+        log = outbox.log(1)
+        assert (log.topic, log.partition) == ("orders", 1)
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.stable_offset) == (0, 5, 5, 5)
+        assert [one.value for one in log.records(1, 3)] == [b"1", b"2"]
+        assert list(log.records(5)) == []
+        assert [one.header.base_offset for one in log.batches(2)] == [2]
+        assert [one.header.base_offset for one in log.batches(1, 3)] == [0, 2]
+        for read in (lambda: log.records(6), lambda: log.batches(0, 6), lambda: log.records(3, 2)):
+            with pytest.raises(OffsetOutOfRange) as refusal:
+                list(read())
+            assert (refusal.value.start, refusal.value.end) == (0, 5)
+        with pytest.raises(RecordRefused):
+            outbox.log(4)
+    with pytest.raises(OutboxClosed):
+        outbox.log(1)
+
+
+def test_the_status_says_what_was_appended_and_that_nothing_is_wrong(kind):
+    with kind.open() as outbox:
+        outbox.append_many(1, [b"0", b"1"]).result(60)
+        with pytest.raises(RecordRefused):
+            outbox.append(4, b"v")
+        status = outbox.status()
+        assert status.is_ready
+        assert list(status.problems()) == []
+        shown = status.as_dict()
+        assert (shown["topic"], shown["partitions"], shown["state"]) == ("orders", 4, "alone")
+        assert (shown["log_end_offsets"], shown["high_watermarks"]) == (2, 2)
+        assert (shown["appends"]["records"], shown["appends"]["refused"]) == (2, {"RecordRefused": 1})
+        assert [one["log_end_offset"] for one in shown["parts"]] == [0, 2, 0, 0]
+    with pytest.raises(LogClosed):
+        outbox.status()
 
 
 def test_closed_it_takes_nothing(kind):
@@ -299,7 +336,7 @@ def names_of(function):
 
 
 def test_it_has_the_outbox_s_signatures():
-    for name in ("append", "append_many", "last_metadata", "flush", "wait_shipped", "close"):
+    for name in ("append", "append_many", "last_metadata", "flush", "wait_shipped", "close", "log", "lag", "status"):
         assert names_of(getattr(FakeOutbox, name)) == names_of(getattr(Outbox, name)), name
     assert names_of(FakeOutbox.__init__) == names_of(Outbox.open), "its constructor takes what open takes"
     assert [*names_of(FakeOutbox.__init__)] == [*names_of(Outbox.open)], "in the same order"
@@ -311,13 +348,18 @@ def test_workers_and_standbys_get_one_alike(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_needs_a_log_says_so():
-    outbox = FakeOutbox()
-    for call in (lambda: outbox.log(0), outbox.status):
-        with pytest.raises(NotImplementedError, match="FakeOutbox"):
-            call()
-    with pytest.raises(RecordRefused):
-        outbox.records(4)
+def test_the_status_shows_the_failures_that_a_test_ordered():
+    with FakeOutbox() as outbox:
+        outbox.fail("stopped", partition=2)
+        assert outbox.status().is_ready, "the other partitions take records"
+        assert [one.partition for one in outbox.status().stopped] == [2]
+        outbox.fail("full", times=1)
+        assert not outbox.status().is_ready
+        with pytest.raises(BufferFull):
+            outbox.append(0, b"v")
+        assert outbox.status().is_ready
+        with pytest.raises(RecordRefused):
+            outbox.records(4)
 
 
 def test_it_starts_no_thread(tmp_path):
