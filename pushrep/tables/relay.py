@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -57,9 +57,9 @@ _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
-_PAGE_ROWS, _PAGE_BYTES = 4000, 8 << 20
+_PAGE_ROWS, _PAGE_BYTES = 16_000, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 WATCH_S = 5.0
 HOLDER = "table relay"
 
@@ -276,11 +276,13 @@ class TableRelay(FirstErrorRaised):
         """Relay the open batch, and close it."""
         newest = {partition: max(rows) for partition, rows in appended.items() if rows}
         refused: dict[int, str] = {}
-        last_id, count = 0, 0
-        while page := self._database.page(state, last_id, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES):
+        count = 0
+        read = partial(self._database.page, state, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES)
+        page = read(0)
+        while page:
             if self._stop.is_set():
                 raise _Stopping
-            last_id, count = page[-1].id, count + len(page)
+            count += len(page)
             if span.is_traced:
                 span.add(headers_of(row.headers) for row in page)
             rows = [row for row in page if row.id not in appended.get(row.partition, ())]
@@ -288,7 +290,8 @@ class TableRelay(FirstErrorRaised):
             passed = [row for row in rows if row.id < newest.get(row.partition, 0)]
             why = "it was refused when the batch was appended first"
             refused |= {row.id: self._refused(row, why) for row in passed}
-            refused |= self._append(state.batch, [row for row in rows if row.id not in refused])
+            rows = [row for row in rows if row.id not in refused]
+            page = self._append(state.batch, rows, refused, meanwhile=partial(read, page[-1].id))
         ends = self._wait_until_safe(logs)
         closed = self._database.close_batch(state, ends, refused)
         self._held = ends
@@ -305,17 +308,21 @@ class TableRelay(FirstErrorRaised):
         if self._stop.is_set():
             raise _Stopping
 
-    def _append(self, batch: BatchState, rows: Iterable[TableRow]) -> dict[int, str]:
-        """Append the rows, and wait until they are there; returns those that are refused, with why.
+    def _append(
+        self, batch: BatchState, rows: list[TableRow], refused: dict[int, str], meanwhile: Callable[[], list[TableRow]]
+    ) -> list[TableRow]:
+        """Append the rows, and wait until they are there; those that are refused go into `refused`, with why. Returns
+        what `meanwhile` does, which is called while the first ones are written.
 
         A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
         Raises RowRefused, and what an append raises.
         """
-        refused: dict[int, str] = {}
         of_partition: dict[int, list[TableRow]] = {}
         for row in rows:
             of_partition.setdefault(row.partition, []).append(row)
-        waiting = {partition: deque(_chunks(some)) for partition, some in of_partition.items()}
+        chunk_bytes = min(_CHUNK_BYTES, self.outbox.facts.budget.limit // 4)
+        waiting = {partition: deque(_chunks(some, chunk_bytes)) for partition, some in of_partition.items()}
+        following: list[TableRow] | None = None
         while waiting:
             receipts = []
             for partition, chunks in list(waiting.items()):
@@ -329,9 +336,11 @@ class TableRelay(FirstErrorRaised):
                         chunks.extendleft([row] for row in reversed(chunk))
                 if not chunks:
                     del waiting[partition]
+            if following is None:
+                following = meanwhile()
             for receipt in receipts:
                 self._wait_for(receipt)
-        return refused
+        return meanwhile() if following is None else following
 
     def _append_chunk(self, batch: BatchState, partition: int, rows: list[TableRow]) -> Receipt:
         if partition not in range(self.outbox.identity.partitions):
@@ -447,12 +456,12 @@ def _headers(of_batch: bytes, row: TableRow) -> list[tuple[str, bytes | None]]:
     return [*headers_of(row.headers), (EVENT_ID, b"%b%d" % (of_batch, row.id)), (CREATED, row.created.encode())]
 
 
-def _chunks(rows: Iterable[TableRow]) -> Iterator[list[TableRow]]:
-    """Rows of one append: together at most a megabyte, or one alone."""
+def _chunks(rows: Iterable[TableRow], bytes_max: int) -> Iterator[list[TableRow]]:
+    """Rows of one append: together at most `bytes_max`, or one alone."""
     chunk: list[TableRow] = []
     size = 0
     for row in rows:
-        if chunk and size + row.size_bytes > _CHUNK_BYTES:
+        if chunk and size + row.size_bytes > bytes_max:
             yield chunk
             chunk, size = [], 0
         chunk.append(row)

@@ -35,6 +35,7 @@ from pushrep.replicate.member_clients import MemberAnswers, MemberClients
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status.metrics import StatusCollector
+from pushrep.values import to_json
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.programs import PUSHREP
@@ -162,6 +163,26 @@ def test_with_a_full_disk_it_resigns_and_one_with_room_takes_over(members, monke
         assert "the disk is too full" in next(why for state, why in first.told if state is StandbyState.DEPOSED)
         first.outbox.close()
         assert second.outbox.append(0, b"second").result(WAIT_S) == 1
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_values_and_keys_are_serialized_before_a_takeover_and_behind_it(members):
+    create_outbox(members.data[0], members.addresses, "orders", carrier="header")
+    settings = {"carrier": "header", "serializer": to_json, "key_serializer": str.encode, "partition_by": "key"}
+    first, second = Instance(members.data[0], **settings), None
+    try:
+        first.wait_until_it_leads()
+        assert first.outbox.append(value={"order": 1}, key="ada").result(WAIT_S) == 0
+        second = Instance(members.data[1], **settings)
+        second.wait_for("")
+        first.end()
+        second.wait_until_it_leads()
+        assert second.outbox.append(value={"order": 2}, key="ada").result(WAIT_S) == 1
+        found = [(record.key, record.value) for record in second.outbox.log(0).records(0)]
+        assert found == [(b"ada", b'{"order":1}'), (b"ada", b'{"order":2}')]
     finally:
         first.end()
         if second is not None:
