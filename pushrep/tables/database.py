@@ -49,7 +49,7 @@ from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.outbox.status import OldestSnapshot, TableRows
 from pushrep.tables.decide import BatchState
-from pushrep.tables.errors import AnotherRelay, DatabaseFailed, TablesDiffer, UnfitDatabase
+from pushrep.tables.errors import AnotherRelay, DatabaseFailed, StateChanged, TablesDiffer, UnfitDatabase
 from pushrep.tables.schema import VERSION, tables_in
 
 _POSTGRESQL_MIN = 14
@@ -138,7 +138,7 @@ class RelayDatabase:
         if found.version != VERSION:
             raise TablesDiffer(f"{relay.name} holds version {found.version} of the state, this pushrep reads {VERSION}")
         return RelayState(
-            Holder(found.outbox_id, found.directory_id, found.generation, found.leader_epoch),
+            _holder_of(found),
             found.system_id,
             BatchState(found.epoch, found.batch, bool(found.is_open), _ends_of(found.ends)),
             found.snapshot,
@@ -292,7 +292,8 @@ class RelayDatabase:
         if found is None:
             raise AnotherRelay(self._topic, "of nobody", "as its state was removed")
         why = f"at batch {found.epoch}-{found.batch}, under grant {found.generation}.{found.leader_epoch}"
-        raise AnotherRelay(self._topic, found.outbox_id, why)
+        error = StateChanged if _holder_of(found) == state.holder else AnotherRelay
+        raise error(self._topic, found.outbox_id, why)
 
     def _in_batch(self, state: RelayState) -> ColumnElement[bool]:
         rows = self._tables.rows
@@ -353,6 +354,11 @@ def first_line(error: Exception) -> str:
 def is_away(error: DBAPIError) -> bool:
     """Whether it says of the database that it is away, busy or going, and not of the statement that it is wrong."""
     return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+def _holder_of(found: Any) -> Holder:
+    """Of a state row."""
+    return Holder(found.outbox_id, found.directory_id, found.generation, found.leader_epoch)
 
 
 def _columns(state: RelayState) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class AnotherRelay(TablesError):
         self.topic, self.outbox_id = topic, outbox_id
 
 
+class StateChanged(AnotherRelay):
+    """The state under this very holder is not the one that the relay wrote last: the database went back, for one."""
+
+
 class WentBack(TablesError):
     """Database and outbox do not continue each other, so the relay stops: rows would be missing or come twice."""
 

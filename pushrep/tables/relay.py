@@ -48,6 +48,7 @@ from pushrep.tables.errors import (
     DatabaseWentBack,
     OutboxWentBack,
     RowRefused,
+    StateChanged,
 )
 from pushrep.tables.outbox_table import CREATED, OutboxTable, headers_of
 
@@ -217,7 +218,7 @@ class TableRelay(FirstErrorRaised):
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:
                 return
-            except (DBAPIError, *_MAY_PASS) as error:
+            except (DBAPIError, StateChanged, *_MAY_PASS) as error:  # then `_resume` finds out
                 if isinstance(error, DBAPIError) and not is_away(error):
                     raise DatabaseFailed(f"the database: {first_line(error)}") from error
                 failures += 1

@@ -221,6 +221,25 @@ def test_a_database_that_was_restored_is_refused(engine, dsn, orders, tmp_path):
         TableRelay(outbox, dsn).run()
 
 
+def test_a_database_that_goes_back_under_a_running_relay_is_named(engine, dsn, orders, tmp_path, monkeypatch):
+    """As by a failover to a standby that lacks the last commits, behind a pooler that hides it."""
+    close = RelayDatabase.close_batch
+
+    def closing(database, state, *given):
+        if state.batch.batch == 2:
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE pushrep_outbox_relay SET batch = 1, is_open = 0"))
+        return close(database, state, *given)
+
+    monkeypatch.setattr(RelayDatabase, "close_batch", closing)
+    with open_outbox(tmp_path / "outbox") as outbox:
+        place(engine, orders, 1)
+        relay_until(outbox, dsn, 1)
+        place(engine, orders, 2)
+        with pytest.raises(DatabaseWentBack, match="batch 1-2"):
+            TableRelay(outbox, dsn).run()
+
+
 def test_a_row_that_is_refused_stops_the_relay_or_is_parked(engine, dsn, orders, tmp_path):
     """A row that somebody inserted by hand."""
     place(engine, orders, 1)
