@@ -27,8 +27,8 @@ from pushrep.outbox import Outbox
 from pushrep.tables import OutboxTable, TableRelay
 from tests.postgresql import Server, newest
 
-ROWS, LONG_ROWS = 200_000, 1_000_000
-COMMITS = 200
+ROWS, LONG_ROWS = 100_000, 1_000_000
+COMMITS = 100
 WOKEN_MS, POLL_MS = 20, 100
 TABLE = OutboxTable(MetaData())
 TOPIC = TABLE.topic("orders", bytes, partitions=1, key=lambda value: value[:8])

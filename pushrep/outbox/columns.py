@@ -182,7 +182,7 @@ class RecordRules:
             return [part[0] for part in parts], [part[1] for part in parts]
         added: Iterable[int] = repeat(sum(_HEADER_BYTES + _CHARACTER_BYTES * len(name) for name, _ in columns))
         for _, values in columns:
-            added = map(add, added, [len(value or b"") for value in values])
+            added = map(add, added, [len(value or b"") for value in values])  # type: ignore[arg-type] # no buffer
         return list(map(tuple, headers)), added
 
     def _are_plain(self, columns: Iterable[HeaderColumn]) -> bool:

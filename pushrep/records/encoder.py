@@ -159,7 +159,7 @@ def header_column_tails(columns: Sequence[tuple[str, Sequence[bytes | None]]], c
     for name, values in columns:
         start = header_name(name)
         if (size := common_length(values)) is not None:
-            tails = map(add, map(add, tails, repeat(start + VARINTS[size])), values)  # type: ignore[arg-type] # no nulls
+            tails = map(add, map(add, tails, repeat(start + VARINTS[size])), values)
         else:
             tails = map(add, tails, [start + nullable(value) for value in values])
     return list(tails)
