@@ -145,9 +145,7 @@ class RecordRules:
         overhead = self.overhead_bytes
         sizes = [len(value) + overhead if value is not None else overhead for value in values]
         if keys is not None:
-            keys = list(_column("keys", keys, count))
-            if self._carries_key or not set(map(type, keys)) <= _BYTES_OR_NULL:
-                keys = [None if key is None else self._business_key(f"keys[{at}]", key) for at, key in enumerate(keys)]
+            keys = self._all_keys(_column("keys", keys, count))
             sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
         kept: list[Headers] | None = None
         if headers is not None:
@@ -172,6 +170,11 @@ class RecordRules:
         if size > self._size_max:
             raise self._too_large(size, values[0], None, 0)
         return range(0, size * len(values) + 1, size)
+
+    def _all_keys(self, keys: Sequence[bytes | None]) -> list[bytes | None]:
+        if not self._carries_key and set(map(type, keys)) <= _BYTES_OR_NULL:
+            return list(keys)
+        return [None if key is None else self._business_key(f"keys[{at}]", key) for at, key in enumerate(keys)]
 
     def _all_headers(
         self, headers: Sequence[Iterable[Header]], context: Iterable[Header]
