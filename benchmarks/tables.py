@@ -8,6 +8,7 @@ With --long: a million rows wait when a relay starts, in a process of its own, i
 """
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -40,18 +41,20 @@ def run(rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         root = stack.enter_context(scratch("tables"))
         server = stack.enter_context(_server())
-        engine = create_engine(_sqlalchemy(server.url()))
+        dsn = server.url()
+        engine = create_engine(_sqlalchemy(dsn))
         stack.callback(engine.dispose)
         TABLE.tables.rows.metadata.create_all(engine)
-        outbox = stack.enter_context(_outbox(root / "outbox"))
         values = random_values(10_000, 100)
-        sides = {
-            "relay": lambda: _relayed(outbox, server.url(), values),
-            "COPY": lambda: _copied(server.url(), values),
-        }
-        rates = compare(sides, rounds=rounds, goals={"COPY": 0.3})
-        woken = [_to_log(outbox, engine, server.url(), values, table=TABLE, poll_ms=3_600_000) for _ in range(rounds)]
-        polled = [_to_log(outbox, engine, server.url(), values, poll_ms=POLL_MS) for _ in range(rounds)]
+        with _relay_process(root / "outbox", dsn, "--poll-ms", "10") as process, psycopg.connect(dsn) as asking:
+            asking.autocommit = True
+            _until(lambda: _relayed_rows(asking) is not None, 0.01)
+            process.send_signal(signal.SIGSTOP)
+            sides = {"relay": lambda: _relayed(process, asking, values), "COPY": lambda: _copied(asking, values)}
+            rates = compare(sides, rounds=rounds, goals={"COPY": 0.3})
+        outbox = stack.enter_context(Outbox.open(root / "outbox", "orders", 1, "benchmark", carrier="header"))
+        woken = [_to_log(outbox, engine, dsn, values, table=TABLE, poll_ms=3_600_000) for _ in range(rounds)]
+        polled = [_to_log(outbox, engine, dsn, values, poll_ms=POLL_MS) for _ in range(rounds)]
     return {
         f"G27: {ROWS:,} rows of 100 B, PostgreSQL": rates,
         "G27: from commit to log, a thread of the service, p50 of a round": _limited("woken", woken, WOKEN_MS),
@@ -74,42 +77,43 @@ def _server() -> Server:
     return Server(newest(), fsync="on", autovacuum="on")
 
 
-def _outbox(path: Path) -> Outbox:
-    return Outbox.open(path, "orders", 1, "benchmark", carrier="header")
-
-
 def _sqlalchemy(dsn: str) -> str:
     return dsn.replace("postgresql://", "postgresql+psycopg://")
 
 
-def _write(dsn: str, values: list[bytes], rows: int) -> None:
+def _write(connection: psycopg.Connection[Any], values: list[bytes], rows: int) -> None:
     """One writer, a transaction for each 10,000 rows."""
-    with psycopg.connect(dsn) as connection:
-        for _ in range(rows // len(values)):
-            with connection.cursor().copy(f"COPY pushrep_outbox ({_COLUMNS}) FROM STDIN") as copy:
-                for value in values:
-                    copy.write_row(("orders", 0, value[:8], value))
-            connection.commit()
+    for _ in range(rows // len(values)):
+        with connection.cursor().copy(f"COPY pushrep_outbox ({_COLUMNS}) FROM STDIN") as copy:
+            for value in values:
+                copy.write_row(("orders", 0, value[:8], value))
 
 
-def _relayed(outbox: Outbox, dsn: str, values: list[bytes]) -> Timed:
-    _write(dsn, values, ROWS)
+def _relayed_rows(asking: psycopg.Connection[Any]) -> int | None:
+    found = asking.execute("SELECT relayed FROM pushrep_outbox_relay").fetchone()
+    return None if found is None else int(found[0])
+
+
+def _relayed(process: subprocess.Popen[bytes], asking: psycopg.Connection[Any], values: list[bytes]) -> Timed:
+    """The relay's process stands still but for its turn."""
+    _write(asking, values, ROWS)
+    done = (_relayed_rows(asking) or 0) + ROWS
     began = time.perf_counter()
-    with TableRelay(outbox, dsn, poll_ms=POLL_MS):
-        _until(lambda: outbox.facts.relays[-1]().relayed == ROWS, 0.002)
-        taken_s = time.perf_counter() - began
+    process.send_signal(signal.SIGCONT)
+    _until(lambda: _relayed_rows(asking) == done, 0.005)
+    taken_s = time.perf_counter() - began
+    process.send_signal(signal.SIGSTOP)
     return Timed(ROWS, taken_s)
 
 
-def _copied(dsn: str, values: list[bytes]) -> Timed:
-    _write(dsn, values, ROWS)
+def _copied(asking: psycopg.Connection[Any], values: list[bytes]) -> Timed:
+    _write(asking, values, ROWS)
     began, count = time.perf_counter(), 0
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        with connection.cursor().copy(f"COPY pushrep_outbox (id, {_COLUMNS}, headers, created) TO STDOUT") as copy:
-            for _ in copy:
-                count += 1
-        taken_s = time.perf_counter() - began
-        connection.execute("DELETE FROM pushrep_outbox")
+    with asking.cursor().copy(f"COPY pushrep_outbox (id, {_COLUMNS}, headers, created) TO STDOUT") as copy:
+        for _ in copy:
+            count += 1
+    taken_s = time.perf_counter() - began
+    asking.execute("DELETE FROM pushrep_outbox")
     assert count == ROWS
     return Timed(ROWS, taken_s)
 
@@ -150,7 +154,8 @@ def _backlog(directory: Path, dsn: str, values: list[bytes]) -> dict[str, Any]:
             with engine.begin() as connection:
                 connection.execute(TABLE.tables.rows.insert(), rows)
     else:
-        _write(dsn, values, LONG_ROWS)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            _write(connection, values, LONG_ROWS)
     began = time.perf_counter()
     with _relay_process(directory, dsn) as process, _Watched(process, engine) as watched:
         shown, asked = [], []
@@ -180,13 +185,14 @@ def _told(seconds: list[float]) -> str:
 
 
 @contextmanager
-def _relay_process(directory: Path, dsn: str) -> Iterator[subprocess.Popen[bytes]]:
+def _relay_process(directory: Path, dsn: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     words = ["tables", "relay", dsn, "--outbox", str(directory), "--topic", "orders", "--producer", "benchmark"]
-    process = subprocess.Popen([sys.executable, "-m", "pushrep.cli.main", *words], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "pushrep.cli.main", *words, *more], stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:
         process.terminate()
+        process.send_signal(signal.SIGCONT)
         process.wait()
 
 

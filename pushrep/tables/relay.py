@@ -58,7 +58,7 @@ _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
-_PAGE_ROWS, _PAGE_BYTES = 16_000, 8 << 20
+_PAGE_ROWS, _PAGE_BYTES = 4000, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 4 << 20
 WATCH_S = 5.0
@@ -452,9 +452,10 @@ def log_state(log: SegmentLog, end: int) -> RelayedLog:
     return RelayedLog(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
 
 
-def _headers(of_batch: bytes, row: TableRow) -> list[tuple[str, bytes | None]]:
+def _headers(of_batch: bytes, row: TableRow) -> tuple[tuple[str, bytes | None], ...]:
     """of_batch: what the event-ids of its rows begin with."""
-    return [*headers_of(row.headers), (EVENT_ID, b"%b%d" % (of_batch, row.id)), (CREATED, row.created.encode())]
+    own = (EVENT_ID, b"%b%d" % (of_batch, row.id)), (CREATED, row.created.encode())
+    return own if row.headers is None else (*headers_of(row.headers), *own)
 
 
 def _chunks(rows: Iterable[TableRow], bytes_max: int) -> Iterator[list[TableRow]]:
