@@ -19,7 +19,7 @@ from filtering import StreamMetadata
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.log import Durability, LogClosed, OffsetOutOfRange, SegmentLog
+from pushrep.log import Durability, LogClosed, LogConfig, OffsetOutOfRange, SegmentLog
 from pushrep.log.disk import DiskLevel, DiskStatus, Durations
 from pushrep.log.recovery import Opening
 from pushrep.log.scrub import ScrubStatus
@@ -178,7 +178,7 @@ class _Failing:
     """What `fail` ordered."""
 
     def __init__(self, identity: OutboxIdentity, config: OutboxConfig) -> None:
-        self._identity, self._config, self._lock = identity, config, threading.Lock()
+        self._identity, self.config, self._lock = identity, config, threading.Lock()
         self._failure: Failure | None = None
         self._partition: int | None = None
         self._left: int | None = None
@@ -199,7 +199,7 @@ class _Failing:
                 return
             if self._left is not None:
                 self._left -= 1
-        topic, config = self._identity.topic, self._config
+        topic, config = self._identity.topic, self.config
         if failure == "full":
             raise BufferFull(buffer_bytes=config.buffer_bytes, wanted_bytes=size, block_ms=config.block_ms)
         if failure == "stopped":
@@ -216,10 +216,11 @@ class _Log:
     leader_epochs = SimpleNamespace(latest_epoch=-1)
     recovery = SimpleNamespace(opening=Opening.NORMAL, seconds=0.0, cut=None)
     scrub = SimpleNamespace(status=ScrubStatus())
-    disk = SimpleNamespace(status=lambda: DiskStatus("", 0, 1, DiskLevel.ROOM, 0), syncs=Durations())
+    disk = SimpleNamespace(status=lambda _limits: DiskStatus("", 0, 1, DiskLevel.ROOM, 0), syncs=Durations())
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, config: LogConfig) -> None:
         self.topic, self.partition, self.path = topic, partition, Path(f"{topic}-{partition}")
+        self.config = config
         self.all: list[Record] = []
         self._batches: list[RecordBatch] = []
 
@@ -263,7 +264,7 @@ class _Partition:
     ) -> None:
         self.topic, self.partition, self.name = identity.topic, partition, f"{identity.topic}-{partition}"
         self.owner_pid, self.lock, self.counts = os.getpid(), threading.Lock(), AppendCounts()
-        self.log, self.opened_ms = _Log(identity.topic, partition), clock.wall_ms()
+        self.log, self.opened_ms = _Log(identity.topic, partition, failing.config.log_config), clock.wall_ms()
         self._positions: dict[Pair, int] = {}
         self._order = SourceOrder(own_pid=identity.pid, partition=partition, partitions=identity.partitions)
         self._identity, self._budget, self._failing, self._clock = identity, budget, failing, clock
