@@ -26,7 +26,7 @@ OUTBOX = {
     "outbox_id": "ob-1", "producer": "billing", "pid": 7, "acks": "all", "durability": "flushed", "in_sync_min": 2,
     "min_insync_replicas": 2, "member": 0, "epoch": 513, "is_changing": True, "partitions": 2,
     "log_end_offsets": 1234, "flushed_offsets": 1233, "high_watermarks": None,
-    "hold": {"until_ms": T_MS, "reason": "a repair"},
+    "hold": {"until_ms": T_MS, "reason": "a repair"}, "settings": {"retention_ms": None, "retention_bytes": 5},
     "relay": {"relayed": 1, "rows": {
         "waiting": 5, "oldest_ms": T_MS, "parked": 2, "sees_all": False,
         "snapshot": {"who": "a session", "since_ms": T_MS, "transactions": 3},
@@ -62,6 +62,7 @@ ob-1, producer billing, pid 7, acks all, flushed
 3 members, 2 in sync at least, min_insync_replicas 2; this is member 0, epoch 513, a change of members is not finished
 takeovers are held until {AT}: a repair
 2 partitions, 1,234 records appended, 1,233 on disk, ? replicated
+changed by pushrep outbox set: retention_ms=none, retention_bytes=5
 table: 1 row relayed, 5 wait, the oldest since {AT}; 2 are parked; \
 a session keeps deleted rows from vacuum since {AT}, 3 transactions; \
 other users' sessions are not seen without pg_read_all_stats
