@@ -68,15 +68,14 @@ def bare():
 def submit(tool_or_skip, bare_python, tmp_path):
     """Run a job's file far from its package, by spark-submit with the zip; its events."""
     tool_or_skip(missing() or missing_jars())
-    module = [sys.executable, "-m"]
     zip_, packages = tmp_path / "pushrep.zip", ("filtering", "partitioner", "pushrep", "spark_jobs")
-    subprocess.run([*module, "zipfile", "-c", zip_, *packages], cwd=Path(pushrep.__file__).parents[1], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "zipfile", "-c", zip_, *packages], cwd=Path(pushrep.__file__).parents[1], check=True
+    )
     started = []
 
     def job(name, master, *arguments):
-        where = [*module, f"spark_jobs.jobs.{name}", "--where"]
-        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
-        (file := tmp_path / f"{name}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
+        (file := tmp_path / f"{name}.py").write_bytes(Path(find_spec(f"spark_jobs.jobs.{name}").origin).read_bytes())
         return run(file, master, *arguments, "--json", "-")
 
     def run(file, master, *arguments):

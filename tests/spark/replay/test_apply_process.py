@@ -16,6 +16,7 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import Outbox
 from pushrep.cli import main as cli_main
+from spark_jobs.jobs import apply
 from tests.integration.test_health import get, ready
 from tests.ports import reserve
 from tests.spark.replay.test_apply_job import Looks
@@ -135,9 +136,8 @@ def test_an_error_in_a_batch_is_one_line_and_1_and_sigterm_finishes_the_batch_an
 def fails_in_a_batch(start, job_options, tmp_path):
     schema = tmp_path / "order.avsc"
     schema.write_text('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "double"}]}')
-    where, _ = start("--where").communicate(timeout=240)
     process = start(
-        *("--master", "local[2]", *QUIET.split(), *HOST, where.rstrip("\n"), *job_options),
+        *("--master", "local[2]", *QUIET.split(), *HOST, apply.__file__, *job_options),
         *("--value-format", "avro", "--value-schema", str(schema)),
         program=(str(Path(sys.executable).with_name("spark-submit")),),
         PYSPARK_SUBMIT_ARGS="",
