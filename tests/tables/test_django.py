@@ -108,7 +108,8 @@ def look(engine, name):
     return columns, looked.get_pk_constraint(name)["constrained_columns"], indexes, caches
 
 
-def test_a_wrong_use_is_told_as_the_command_line_tells_it(dsn, project, tmp_path):
+def test_a_wrong_use_is_told_as_the_command_line_tells_it(tmp_path):
+    project = Project(f"sqlite:///{tmp_path / 'shop.db'}")
     assert "give --topic" in project.run("pushrep_relay", "--outbox", tmp_path / "outbox", code=2)
 
 
