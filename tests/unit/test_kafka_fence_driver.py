@@ -73,7 +73,7 @@ class Brokers:
 
     def __init__(self):
         self.partitions, self.leaders, self.refreshed, self.asked = 2, {0: 1}, 0, []
-        self.held, self.epoch, self.listed, self.codes = {0: b"", 1: b""}, 0, [], []
+        self.held, self.epoch, self.listed, self.codes, self.refused = {0: b"", 1: b""}, 0, [], [], {}
 
     def refresh(self):
         self.refreshed += 1
@@ -88,7 +88,7 @@ class Brokers:
         code = self.codes.pop(0) if self.codes else Code.NONE
         if isinstance(request, AddPartitionsToTxnRequest):
             [(_, self.listed)] = request._topics
-            return SimpleNamespace(errors=[("orders", [(one, code) for one in self.listed])])
+            return SimpleNamespace(errors=[("orders", [(one, self.refused.get(one, code)) for one in self.listed])])
         if isinstance(request, EndTxnRequest):
             assert not request.prepare({26: (0, 1)}).transaction_result, "nothing is ever committed"
             for partition in self.listed:
@@ -231,6 +231,22 @@ def test_a_transaction_that_is_still_open_is_said_with_the_way_out():
     assert "CONCURRENT_TRANSACTIONS" in said
     assert 'fence="off"' in said
     assert session.noted[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        (Code.TOPIC_AUTHORIZATION_FAILED, "WRITE on topic 'orders'"),
+        (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "WRITE on transactional-id"),
+    ],
+)
+def test_the_partition_that_was_refused_says_why_and_not_those_that_were_not_tried(code, missing, caplog):
+    cluster = Brokers()
+    cluster.leaders = {0: 1, 1: 2}
+    cluster.refused = {0: Code.OPERATION_NOT_ATTEMPTED, 1: code}
+    made, session = driver(SimulatedClock(), cluster)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert missing in caplog.text
 
 
 def test_a_fence_that_waits_is_a_problem_of_its_own():

@@ -258,6 +258,12 @@ def test_a_future_version_of_anything_else_is_refused():
         ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, FrameKind.REQUEST), 9, 3, b"", 0))
 
 
+@pytest.mark.parametrize(("key", "why"), [(ApiKey.LIST_LOGS, "LIST_LOGS has no frames of that kind"), (999, "no such")])
+def test_an_event_of_a_call_that_has_none_or_of_no_call_is_refused(key, why):
+    with pytest.raises(ProtocolError, match=why):
+        FrameReader(open_frame, FrameLimits()).feed(frame_head((key, FrameKind.EVENT), 0, 3, b"", 0))
+
+
 def of_grant(*versions):
     """ApiVersions' answer of a server with this range of versions of GRANT; without one, that knows no such call."""
     others = tuple(one for one in versions_answer().api_versions if one.api_key != ApiKey.GRANT)
