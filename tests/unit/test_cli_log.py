@@ -131,6 +131,24 @@ def test_dump_window_records_and_indexes(run, log):
     assert "timestamp: 1700000000001 offset: 5" in out
 
 
+def test_dump_of_keys_values_and_headers(run, tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as opened:
+        headers = [("h", b"w"), ("n", None), ("b", b"\xff")]
+        opened.append([b"v", b"\xff"], keys=[None, b"k"], headers=[headers, []], timestamps_ms=1)
+    code, out, _ = run("dump", tmp_path, "orders-0", "--records", "--json")
+    batch, end = json_lines(out)
+    assert (code, end["next_offset"], end["rest_bytes"], end["isvalid"], end["reason"]) == (0, 2, 0, True, None)
+    assert (batch["lastOffset"], batch["count"], batch["size"], batch["isvalid"]) == (1, 2, end["end_position"], True)
+    assert batch["records"] == [
+        {"offset": 0, "timestamp": 1, "key": None, "value": "v", "headers": [
+            {"name": "h", "value": "w"}, {"name": "n", "value": None}, {"name": "b", "value_base64": "/w=="},
+        ]},
+        {"offset": 1, "timestamp": 1, "key": "k", "value_base64": "/w==", "headers": []},
+    ]  # fmt: skip
+    _, out, _ = run("dump", tmp_path, "orders-0", "--records")
+    assert "| offset: 0 CreateTime: 1 keySize: -1 valueSize: 1 sequence: -1 headerKeys: [h,n,b] payload: v" in out
+
+
 def test_dump_of_the_small_files(run, log):
     for name, text in (
         ("leader-epoch-checkpoint", "epoch: 0 startOffset: 0"),

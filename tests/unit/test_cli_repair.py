@@ -201,7 +201,8 @@ def test_one_that_is_not_through_is_not_passed_by(repair, sink, store, out):
             assert (code, "startpoint 1 is applied: let the job read on, and call again" in said) == (1, True), said
         store.commit(claim, 30, sequence=n + 1)
         store.consume(claim, n + 1)
-    code, _, said = repair("--from", "40", *sink)
+    assert repair("--from", "30", *sink, "--dry-run")[0] == 0, "from the checkpoint on"
+    code, _, said = repair("--from", "31", *sink)
     assert (code, "reads again up to 60 for startpoint 1" in said) == (1, True)
     code, _, said = repair("--from", "10", "--to", "15", *sink)
     assert (code, "without --to" in said) == (1, True), "what the first one was to replace would stay"
