@@ -10,7 +10,7 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
-from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log import CorruptBatch, Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.log.cut_files import remove_segments
 from pushrep.log.directory_files import SEAL_SUFFIX, CheckpointFile, segment_path, write_checkpoint
 from pushrep.log.errors import RepairRefused
@@ -181,6 +181,14 @@ def test_o8_what_goes_is_kept_to_the_end_of_a_file_that_is_too_long(leader, copy
     heal(copy, leader, base)
     (kept,) = copy.path.glob("*.corrupt")
     assert kept.read_bytes() == rotten[at:]
+
+
+def test_o8_a_closed_log_gives_nothing_to_repair_others_with(leader):
+    base = bases(leader)[1]
+    assert leader.read_to_repair(base, 1) == leader.read(base, 1)
+    leader.close()
+    with pytest.raises(LogClosed):
+        leader.read_to_repair(base, 1)
 
 
 def test_o8_batches_that_come_from_before_the_last_whole_one_are_passed_over(leader, copy):

@@ -201,6 +201,19 @@ def test_in_an_event_loop_the_first_value_of_a_type_is_serialized_in_a_thread(tm
     asyncio.run(main())
 
 
+def test_in_an_event_loop_too_what_is_refused_before_it_is_serialized_is_counted(tmp_path):
+    async def main():
+        async with AsyncOutbox.open(
+            tmp_path, topic="orders", partitions=1, producer="billing", serializer=to_json
+        ) as outbox:
+            for _ in range(2):
+                with pytest.raises(RecordRefused):
+                    await outbox.append(9, {})
+            assert outbox.outbox.status().refused == {"RecordRefused": 2}
+
+    asyncio.run(main())
+
+
 def test_in_an_event_loop_a_value_is_serialized_once_though_memory_has_to_be_waited_for(tmp_path):
     count = 0
 

@@ -16,6 +16,7 @@ from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.retention import purgeable
 from pushrep.log.segment import SealedSegment
 from pushrep.outbox import Outbox
+from pushrep.outbox.control import CallRefused, ask
 from tests.support.outbox_arguments import outbox_arguments
 
 SMALL = LogConfig(segment_bytes=1000, preallocate_bytes=0)
@@ -120,6 +121,16 @@ def test_an_outbox_that_ships_keeps_a_week_unless_a_retention_is_set(tmp_path):
 
 def kept(outbox):
     return outbox.log(0).config.retention
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("partition", 2), ("partition", "0"), ("before_offset", "7"), ("before_offset", -1), ("before_ms", True)],
+)
+def test_a_call_with_what_is_no_number_or_partition_is_refused(tmp_path, argument, value):
+    with open_outbox(tmp_path), pytest.raises(CallRefused, match=argument) as refused:
+        ask(tmp_path, "purge", {"dry_run": True, argument: value})
+    assert refused.value.kind == "BadArgument"
 
 
 def test_usage_is_refused_by_name(tmp_path):
