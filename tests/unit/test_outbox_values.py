@@ -209,7 +209,7 @@ def test_in_an_event_loop_too_what_is_refused_before_it_is_serialized_is_counted
             for _ in range(2):
                 with pytest.raises(RecordRefused):
                     await outbox.append(9, {})
-            assert outbox.outbox.status().refused == {"RecordRefused": 2}
+            assert outbox.outbox.facts.refused == {"RecordRefused": 2}
 
     asyncio.run(main())
 
