@@ -411,3 +411,14 @@ def test_times_are_read_as_utc(text, time_ms):
 def test_other_times_are_refused(text):
     with pytest.raises(ValueError, match=r"neither an ISO 8601|before 1970"):
         parse_time_ms(text)
+
+
+def test_shipping_an_outbox_that_is_open_is_refused_and_of_several_it_is_skipped(pushrep, tmp_path):
+    servers = ("--bootstrap-servers", "127.0.0.1:1")
+    with Outbox.open(tmp_path / "a", topic="orders", partitions=1, producer="billing"):
+        code, out, err = pushrep("ship", tmp_path / "a", *servers)
+        assert (code, out, "is open in this very process" in err) == (1, "", True), err
+    with Outbox.open_slot(tmp_path / "slots", topic="orders", partitions=1, producer="billing"):
+        code, out, err = pushrep("ship", tmp_path / "slots", *servers)
+        assert (code, out) == (0, "")
+        assert err == f"slot-0: skipped, process {os.getpid()} has it open\n"
