@@ -249,6 +249,16 @@ def test_the_partition_that_was_refused_says_why_and_not_those_that_were_not_tri
     assert missing in caplog.text
 
 
+@pytest.mark.parametrize("asked", [2, 3], ids=["its features", "the end"])
+def test_a_transaction_whose_end_is_refused_is_begun_anew(asked):
+    cluster = Brokers()
+    cluster.leaders = {0: 1, 1: 2}
+    cluster.codes = [Code.NONE] * asked + [Code.PRODUCER_FENCED]
+    made, session = driver(SYSTEM_CLOCK, cluster)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert sum(isinstance(one, AddPartitionsToTxnRequest) for one in cluster.asked) == 2
+
+
 def test_a_fence_that_waits_is_a_problem_of_its_own():
     """faults B3: problem `fence_waits`, "naming `fence="off"`"; what else is in the way is another one."""
     told = {"name": "kafka:orders", "topic": "orders", "records": 3, "trouble": "a transaction", "trouble_ms": 9_000}
