@@ -178,8 +178,6 @@ class WaitingMember:
             if found is not None and why_not is None:
                 try:
                     self._take_over(found)
-                except CantStandBy:
-                    raise
                 except _PASSES as error:
                     self._rules.on_refused(self.clock.monotonic_ms())
                     self._notify(str(error))
