@@ -178,6 +178,15 @@ def test_e1_a_replica_that_was_lost_once_is_told_the_end_of_its_session_all_the_
     assert replica.requests[-1].end_session_reason == PushSessionEndReason.REPLICA_REMOVED
 
 
+def test_a_member_that_is_taken_out_is_told_so_as_the_end_of_its_session(world, scripted):
+    replica = scripted()
+    service = led_by(world, [replica])
+    service.append(b"x")
+    service.wait_for_all()
+    service.leading.stop_pushing_to(replica.replica.index)
+    replica.wait_for(lambda parts: parts[-1].end_session_reason == PushSessionEndReason.REPLICA_REMOVED)
+
+
 def test_what_lies_in_the_file_goes_in_large_requests_once_the_logs_are_known_to_agree(world, scripted):
     """Such a request takes no memory of the leader; it counts as several, so that the bytes in flight stay limited."""
     replica, seen = scripted(), []
