@@ -77,6 +77,7 @@ def test_the_successor_that_a_leader_names_looks_at_once_outside_of_the_pause_an
     assert "took over lately" in Standby(TIMES, lambda n: 0).why_not_look(named._replace(is_successor=False))
     held = grant(hold=Hold(256, wall_ms, wall_ms + 1_000, "work"))
     assert "are held" in Standby(TIMES, lambda n: 0).why_not_look(named._replace(grant=held))
+    assert "are held" in standby.why_not_take_over(held, 0, wall_ms), "a member shows it only now"
 
 
 def test_who_handed_the_lead_over_leaves_it_to_the_successor_as_long_as_all_others_do():

@@ -11,12 +11,13 @@ import pytest
 from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.errors import BadArgument
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
 from pushrep.log import StillNeeded
 from pushrep.outbox import RecordRefused
-from pushrep.outbox.destinations import repartition
+from pushrep.outbox.destinations import SkippedRecords, repartition
 from pushrep.outbox.identity import read_identity
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
@@ -103,3 +104,10 @@ def test_repartition_waits_for_the_service_to_stop(directory, kafka, capsys):
     assert raised.pid != before.pid
     [_, new] = read_progress(REAL_FILESYSTEM, directory)["old"].epochs
     assert (new.pid_epoch, new.starts) == (raised.pid_epoch, {0: 40})
+
+
+@pytest.mark.parametrize("name", ["partition", "start", "end", "before_ms", "after_ms", "larger_than_bytes"])
+def test_what_is_to_be_skipped_is_named_in_whole_numbers(name):
+    for value in ("7", -1, True, 1.5):
+        with pytest.raises(BadArgument, match=name):
+            SkippedRecords(reason="why", **{name: value})
