@@ -187,6 +187,26 @@ def test_a_log_whose_directory_was_removed_inherits_nothing(tmp_path):
     directory.release()
 
 
+def test_a_log_that_is_opened_while_what_is_left_of_its_name_is_removed_keeps_what_it_publishes(tmp_path, monkeypatch):
+    close_all(tmp_path, "orders-0")
+    directory, views = LogDirectory.acquire(tmp_path), []
+    write = directory.sync_checkpoints
+
+    def write_and_attach():
+        monkeypatch.undo()
+        write()
+        views.append(directory.attach("orders-0"))
+        views[0].publish(LogOffsets(0, 5, 5, 5), 0)
+
+    directory.attach("orders-0").checkpoint(recovery_point=1000)
+    directory.detach("orders-0", CLEAN)
+    monkeypatch.setattr(directory, "sync_checkpoints", write_and_attach)
+    with pytest.raises(LogLocked):
+        directory.forget_missing("orders-0")
+    assert read_published(tmp_path, "orders-0").log_end_offset == 5
+    directory.release()
+
+
 def test_what_the_last_process_published_is_told(tmp_path):
     make_logs(tmp_path, "orders-0")
     directory = LogDirectory.acquire(tmp_path)
