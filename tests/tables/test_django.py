@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import MetaData, inspect, text
 
 from pushrep.tables import OutboxTable
+from tests.integration.outboxes import wait_until
 from tests.tables.conftest import engine_of, new_database, open_outbox, relayed
 
 PROJECT = Path(__file__).with_name("django_project")
@@ -42,10 +43,12 @@ def project(dsn):
 
 
 def wait_relayed(engine, process):
-    with engine.connect() as connection:
-        while connection.execute(text("SELECT count(*) FROM pushrep_outbox")).scalar():
-            connection.rollback()
-            assert process.poll() is None, process.stderr.read()
+    def is_empty():
+        assert process.poll() is None, process.stderr.read()
+        with engine.connect() as connection:
+            return not connection.execute(text("SELECT count(*) FROM pushrep_outbox")).scalar()
+
+    wait_until(is_empty, "all rows are relayed", 0.05)
 
 
 def test_each_committed_event_is_relayed_once_though_the_relay_is_killed(engine, dsn, project, tmp_path):
