@@ -149,6 +149,8 @@ def _backlog(directory: Path, dsn: str, values: list[bytes]) -> dict[str, Any]:
     engine = create_engine(_sqlalchemy(dsn))
     TABLE.tables.rows.metadata.create_all(engine)
     if dsn.startswith("sqlite"):
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         rows = [{"topic": "orders", "partition": 0, "key": value[:8], "value": value} for value in values]
         for _ in range(LONG_ROWS // len(values)):
             with engine.begin() as connection:

@@ -267,6 +267,19 @@ def test_a_copy_of_the_outbox_is_refused_by_name(engine, dsn, orders, tmp_path):
         relay_until(outbox, dsn, 2)
 
 
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_backlog_in_sqlite_is_many_batches_so_that_the_service_may_write_between_them(
+    engine, dsn, orders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pushrep.tables.database._LOCKED_ROWS", 10)
+    place(engine, orders, *range(25))
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 25)
+        assert sorted(number for _, number in relayed(outbox)) == list(range(25))
+        ids = [EventId.parse(dict(record.headers)[EVENT_ID]) for n in range(2) for record in outbox.log(n).records(0)]
+    assert sorted(one.batch for one in ids) == [1] * 10 + [2] * 10 + [3] * 5
+
+
 def test_each_topic_has_its_own_relay(engine, dsn, table, orders, tmp_path):
     refunds = table.topic("refunds", OrderPlaced, partitions=2)
     for number in range(0, 20, 2):
