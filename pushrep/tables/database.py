@@ -54,7 +54,7 @@ from pushrep.tables.schema import VERSION, tables_in
 
 _POSTGRESQL_MIN = 14
 _BUSY_S = 30.0
-_LOCKED_ROWS = 10_000
+LOCKED_ROWS = 10_000
 """Of a batch in SQLite, which no service writes to while they are deleted."""
 SQLITE = "sqlite"
 _WRITES = "pushrep_writes"  # an execution option: this transaction will
@@ -174,7 +174,7 @@ class RelayDatabase:
         batch = state.batch._replace(batch=state.batch.batch + 1, is_open=True)
         with self._writing() as connection:
             if self.is_sqlite:
-                some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(_LOCKED_ROWS)
+                some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(LOCKED_ROWS)
                 newest = connection.execute(select(func.max(some.subquery().c.id))).scalar()
                 snapshot = str(newest or 0)
             else:

@@ -271,7 +271,7 @@ def test_a_copy_of_the_outbox_is_refused_by_name(engine, dsn, orders, tmp_path):
 def test_a_backlog_in_sqlite_is_many_batches_so_that_the_service_may_write_between_them(
     engine, dsn, orders, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pushrep.tables.database._LOCKED_ROWS", 10)
+    monkeypatch.setattr("pushrep.tables.database.LOCKED_ROWS", 10)
     place(engine, orders, *range(25))
     with open_outbox(tmp_path / "outbox") as outbox:
         relay_until(outbox, dsn, 25)
