@@ -32,6 +32,7 @@ from socket import AF_INET, AF_INET6, socket
 from typing import TYPE_CHECKING, Any
 
 from filtering.closing import ClosedAtExit
+from pushrep.env.network import BACKLOG
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replicate.access import UNPROVEN
 from pushrep.replicate.budget import REQUEST_S, Admitted, ConnectionBudget
@@ -142,7 +143,7 @@ class HealthServer(ClosedAtExit):
 
 
 class _Server(HTTPServer):
-    request_queue_size = 128
+    request_queue_size = BACKLOG
 
     def __init__(
         self,

@@ -19,7 +19,9 @@ from pushrep.errors import BadArgument
 HostPort: TypeAlias = tuple[str, int]
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-_BACKLOG = 128
+BACKLOG = 1024
+"""Connections that wait to be accepted. The system drops one that finds the queue full, and its peer asks again after
+1, 3, 7 seconds: so long a good peer would wait because others came while this process had no time."""
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a lost peer is noticed after 40 s
 _PORT_MAX = 65_535
 
@@ -222,7 +224,7 @@ class RealNetwork:
         with closed_on_error(socket.socket(family, kind, proto)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
         return listener
 
     def poller(self) -> Poller:

@@ -3,10 +3,11 @@
 import os
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK
 from pushrep.replicate.sockets import pieces_of, send_all, send_some
 from pushrep.wire.values import FileSlice
 
@@ -106,3 +107,11 @@ def test_a_file_that_was_cut_meanwhile_ends_the_connection(file, ends, blocking)
     here.setblocking(blocking)
     with pytest.raises(ConnectionError, match="not there any more"):
         send_some(here, [FileSlice(file, SIZE, 10)])
+
+
+def test_n4_who_comes_while_nobody_accepts_waits_and_is_not_dropped():
+    """A dropped one asks again after a second and more."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(REAL_NETWORK.listen(("127.0.0.1", 0)))
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(listener.getsockname(), 0.5))
