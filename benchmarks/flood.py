@@ -52,7 +52,10 @@ from pushrep.wire.push_messages import ApiVersionsRequest, ListLogsRequest, List
 DESCRIPTORS, HELD, A_SECOND = 1024, 2000, 500
 TARGETS = ("service", "node", "console")
 KINDS, WITH_TLS = ("silent", "dribbling", "half-open"), ("no certificate", "no role")
-WHAT = "Of the server: before / at most during / ten seconds after the flood. A client that is closed asks again."
+WHAT = (
+    "Of the server: before / at most during / ten seconds after the flood. A client that is closed asks again "
+    "([notes](../docs/internals/benchmark-notes.md#a-flood-of-connections))."
+)
 ELSEWHERE = "127.0.0.2"
 HERE = Address("127.0.0.1", 0)
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

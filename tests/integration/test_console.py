@@ -5,11 +5,13 @@ import gc
 import http.client
 import json
 import re
+import socket
 import ssl
 import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from html import unescape
 from urllib.parse import quote
 
@@ -36,7 +38,7 @@ from tests.support.forged import forged_value
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
-from pushrep.console import pages, records, watch
+from pushrep.console import pages, records, watch, web
 from pushrep.console.access import Admission, ConsoleAccess, kept_password
 from pushrep.console.watch import PlaceWatch, Reading
 from pushrep.console.web import ConsoleServer, ConsoleSettings, environment
@@ -244,6 +246,16 @@ def test_live_updates_leave_nothing_behind_in_the_server(consumed, torture, monk
         finally:
             tracemalloc.stop()
     assert grown < 128 << 10
+
+
+def test_n4_memory_of_a_flood_is_given_back(tmp_path, monkeypatch):
+    """How much, `python -m benchmarks.flood console` shows."""
+    given_back = threading.Event()
+    monkeypatch.setattr(web, "_trim", given_back.set)
+    monkeypatch.setattr(web, "_GIVES_BACK_S", 0.01)
+    with ExitStack() as flood, serve(tmp_path) as server:
+        while not given_back.wait(0.001):
+            flood.enter_context(socket.create_connection(server.address, WAIT_S))
 
 
 def test_it_listens_where_only_this_machine_reaches_it(capfd):
