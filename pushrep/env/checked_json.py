@@ -7,6 +7,7 @@ A journal's last line may be torn: its write was never acknowledged. A bad line 
 CRC-32C.
 """
 
+import errno
 import json
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -38,7 +39,12 @@ def read_checked_json(  # noqa: PLR0913, PLR0917 - a file, and what it has to be
     way_on: what to do about a damaged file, for the error. Raises CorruptFile, also where `value_of` misses a field or
     meets an impossible one; OSError.
     """
-    data = read_whole(filesystem, path, size_max)
+    try:
+        data = read_whole(filesystem, path, size_max)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise CorruptFile(path, f"{error.strerror}; {way_on}") from error
+        raise
     if data is None:
         return None
     try:

@@ -194,7 +194,11 @@ def test_a_directory_without_an_id_gets_one_and_is_no_copy(home):
     assert look(home)[1] is CopyVerdict.ORIGINAL
 
 
-@pytest.mark.parametrize("damage", [b"{}", b"", b"\xff", b"{"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"{}", b"", b"\xff", b"{", b"{" * 300_000],
+    ids=["empty object", "empty", "no text", "cut off", "too large"],
+)
 def test_a_damaged_id_counts_as_a_copy(home, damage, caplog):
     pid = append(home, b"one")
     (home / DIRECTORY_ID_NAME).write_bytes(damage)
