@@ -577,6 +577,7 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
     index = IndexFile(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
     for step in scan(file, from_index_entry(file, whole, index.floor(time[1]))):
         if isinstance(step, WholeBatch) and (header := step.batch.header).last_offset - base >= time[1]:
-            is_true = header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]  # some name a record
+            # The entry names a batch's last record or, as some brokers write it, another one of the batch.
+            is_true = header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]
             return whole._replace(position=step.position, next_offset=header.base_offset) if is_true else whole
     return whole

@@ -200,9 +200,8 @@ class RelayDatabase:
             if not self.is_sqlite:
                 connection.execute(_BY_ID)
             cursor = connection.execute(page.order_by(some.c.id)).cursor
-            return list(
-                map(TableRow._make, cursor.fetchall())
-            )  # the driver's own rows: SQLAlchemy's cost as much again
+            # The driver's own rows: SQLAlchemy's would cost as much again.
+            return list(map(TableRow._make, cursor.fetchall()))
 
     def close_batch(self, state: RelayState, ends: Mapping[int, int], refused: Mapping[int, str]) -> RelayState:
         """Delete the batch's rows and say that it is closed, in one transaction. refused: why, by id; these are parked.
