@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.env.checked_json import read_checked_json, write_checked_json
-from pushrep.errors import BadArgument, CorruptFile
+from pushrep.errors import BadArgument
 from pushrep.kafka.parking import parking_config
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
@@ -39,14 +39,10 @@ def dynamic_setting(name: str) -> Setting:
 
 
 def read_kept(filesystem: Filesystem, directory: Path) -> Kept:
-    """The changed settings; empty without a file. Raises CorruptFile."""
-    path = directory / FILE_NAME
-    try:
-        found = read_checked_json(
-            filesystem, path, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]), _WAY_ON
-        )
-    except OSError as error:
-        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
+    """The changed settings; empty without a file. Raises CorruptFile, OSError."""
+    found = read_checked_json(
+        filesystem, directory / FILE_NAME, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]), _WAY_ON
+    )
     return {} if found is None else found
 
 
@@ -74,7 +70,7 @@ class KeptSettings:
     """The changed settings of an open outbox. Thread-safe. log_config: what its logs are opened with."""
 
     def __init__(self, held: LogDirectory, settings: OutboxSettings, *, ships: bool) -> None:
-        """Raises CorruptFile, BadArgument for what contradicts the settings of the opening."""
+        """Raises CorruptFile, OSError, BadArgument for what contradicts the settings of the opening."""
         self._held, self._settings, self._ships = held, settings, ships
         self._lock = threading.Lock()
         self.values = read_kept(held.filesystem, held.path)
