@@ -95,7 +95,7 @@ class FakeOutbox(Outbox):
         nothing: Any = SimpleNamespace(sink=None, values={})  # ships, and no setting is changed
         self.facts = Facts(
             self.directory, self.identity, self._settings, logs, None, self._budget, nothing, self._all_appenders,
-            self._refused, dict, nothing, [],
+            self._refused, dict, nothing, [], nothing,
         )  # fmt: skip
 
     @classmethod

@@ -25,6 +25,7 @@ from pushrep.log.directory_files import log_name
 from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch, identity_in, read_identity
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.relay_note import HOLDER, RelayNotes
 from pushrep.records import Record
 from pushrep.settings import printable_text, whole_number
 
@@ -280,6 +281,7 @@ def purge_closed(  # noqa: PLR0913 - what goes, and where it stands
         raise BadArgument("directory", f"{directory} is a copy that a node keeps: use pushrep recording purge")
     with held_alone(directory, filesystem, clock) as held:
         identity, known = read_identity(filesystem, held.path), read_progress(filesystem, held.path)
+        notes = RelayNotes(filesystem, held.path)
         found = []
         for name, number in sorted(list_logs(held.path, filesystem)):
             if (topic, partition) not in {(None, None), (name, number)}:
@@ -292,7 +294,7 @@ def purge_closed(  # noqa: PLR0913 - what goes, and where it stands
                 path,
                 LogConfig(),
                 derived=derived,
-                holders=_holders(known, number) if is_ours else {},
+                holders=_holders(known, notes, number) if is_ours else {},
                 has_replicas=identity is not None and bool(identity.replicas),
                 filesystem=filesystem,
                 clock=clock,
@@ -322,9 +324,9 @@ def _purge(
     return answers
 
 
-def _holders(known: Mapping[str, ShippingProgress], partition: int) -> dict[str, NeededFrom]:
-    """What each destination that was used once has not acknowledged."""
-    return {
+def _holders(known: Mapping[str, ShippingProgress], notes: RelayNotes, partition: int) -> Mapping[str, NeededFrom]:
+    """What each destination that was used once has not acknowledged, and what a table's relay needs."""
+    return {HOLDER: partial(notes.needed_from, partition)} | {
         f"kafka:{topic}": partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)
         for topic, progress in known.items()
     }

@@ -23,6 +23,7 @@ from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.outbox.identity import OutboxIdentity, missing_logs, settle_epoch, settle_identity
 from pushrep.outbox.kept_settings import KeptSettings
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.relay_note import HOLDER, RelayNotes
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, open_shipping
 from pushrep.replicate.election_state import ElectionState, ElectionStateStore, find_election_state
@@ -44,6 +45,7 @@ class Opened:
     replication: "Replication | None"
     shipping: Shipping
     kept_settings: KeptSettings
+    relay_notes: RelayNotes
     certificates: Callable[[], dict[str, int | None]]
     """When each certificate expires, by its use: the loaded ones, and the one that the health server would load now."""
 
@@ -66,7 +68,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     identity, is_new = settle_identity(held, wanted, settings.config.min_insync_replicas, lead)
     progress = read_progress(held.filesystem, held.path)
     kept_settings = KeptSettings(held, settings, ships=settings.kafka is not None or bool(progress))
-    config = kept_settings.log_config
+    config, relay_notes = kept_settings.log_config, RelayNotes(held.filesystem, held.path)
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.config.accept_loss)
     topic_id = lead.grant.topic_id if lead is not None and lead.grant is not None else None
     if is_new:
@@ -103,6 +105,8 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     own = [log for log, _ in logs]
     kept = None if parking is None else ParkingLog(parking[0])
     shipping = open_shipping(held, identity, own, replication, settings, kept, progress, is_new=is_new)
+    for log in own:
+        log.hold(HOLDER, partial(relay_notes.needed_from, log.partition))
     for log, _ in every:
         log.drop_holder(OPENING)
     return Opened(
@@ -112,6 +116,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         replication=replication,
         shipping=shipping,
         kept_settings=kept_settings,
+        relay_notes=relay_notes,
         certificates=_certificates_of(settings),
     )
 

@@ -136,7 +136,7 @@ class Outbox(FirstErrorRaised):
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
         self.facts = Facts(
             directory, identity, settings, logs_at, replication, self._budget, opened.shipping,
-            self._all_appenders, self._refused, opened.certificates, opened.kept_settings, [],
+            self._all_appenders, self._refused, opened.certificates, opened.kept_settings, [], opened.relay_notes,
         )  # fmt: skip
         self._closing = threading.Lock()
         self._closed = True  # until everything runs

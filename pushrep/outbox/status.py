@@ -35,6 +35,7 @@ from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.kept_settings import KeptSettings, read_kept
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
+from pushrep.outbox.relay_note import RelayNotes
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.replicate.election_state import find_election_state
@@ -101,6 +102,7 @@ class Facts(NamedTuple):
     kept_settings: KeptSettings
     relays: "list[Callable[[], RelayStatus]]"
     """What the relay of a database's rows says of itself (pushrep/tables), while it runs or has failed."""
+    relay_notes: RelayNotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

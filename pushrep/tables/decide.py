@@ -5,8 +5,18 @@
     outbox     each log's start and end, and the `event-id` of what it holds from `ends` on
 
 Closing a batch deletes its rows, once all of them are on disk and acknowledged. So behind `ends` there are records of
-the open batch only, and the log is never shorter than `ends`. The outbox's own records are its half of the state:
-there is no second file that could be lost, restored or copied without them, and a member that takes over has it.
+the open batch only, and the log is never shorter than `ends`. The outbox's own records are its half of the state: they
+can't be lost, restored or copied without themselves, and a member that takes over has them. What is no record any more,
+or never was one, is known by the note beside them (pushrep/outbox/relay_note.py), which a member may lack.
+
+    the database's newest closed batch      the outbox                                 verdict
+    n                                       records of n + 1, if that is open          goes on behind them
+                                            a record, or a note, of a later batch      the database went back
+    none: no relay ever ran                 a record or a note of any batch            the database went back
+    n                                       ends before `ends` in any partition        the outbox went back
+
+A batch that left no record in the outbox, since it was empty or all of it was refused, can't be missing there, and
+is begun again without harm where the database lost it.
 """
 
 from collections.abc import Mapping
@@ -66,10 +76,15 @@ class NotContinued(NamedTuple):
     why: str
 
 
-def judge(state: BatchState, logs: Mapping[int, RelayedLog]) -> GoesOn | NotContinued:
-    """Whether the relay may go on with this outbox."""
+def judge(
+    state: BatchState, logs: Mapping[int, RelayedLog], noted: tuple[int, int] | None = None
+) -> GoesOn | NotContinued:
+    """Whether the relay may go on with this outbox. noted: the newest batch that its note says is closed."""
     appended = {}
-    at = (state.epoch, state.batch)
+    known = f"the database is at batch {state.epoch}-{state.batch}" if state.batch else "the database knows of none"
+    at, closed = (state.epoch, state.batch), (state.epoch, state.batch - state.is_open)
+    if noted is not None and noted > closed:
+        return NotContinued(False, f"the outbox knows the end of batch {noted[0]}-{noted[1]}, and {known}")
     for partition, log in logs.items():
         end = state.ends.get(partition, 0)
         if log.end < end:
@@ -78,8 +93,8 @@ def judge(state: BatchState, logs: Mapping[int, RelayedLog]) -> GoesOn | NotCont
             )
         if log.newest is not None and log.newest > at:
             there = f"batch {log.newest[0]}-{log.newest[1]} in partition {partition} of the outbox"
-            return NotContinued(False, f"there are records of {there}, and the database is at batch {at[0]}-{at[1]}")
-        if log.start > end:
+            return NotContinued(False, f"there are records of {there}, and {known}")
+        if log.start > end and noted != closed:  # else it was nobody's of an open batch: the note kept those
             return NotContinued(
                 False, f"what was appended to partition {partition} from offset {end} on is not there any more"
             )

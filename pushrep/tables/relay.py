@@ -37,6 +37,7 @@ from pushrep.outbox.errors import (
     ReceiptTimeout,
     RecordRefused,
 )
+from pushrep.outbox.relay_note import RelayNote
 from pushrep.outbox.status import PAUSE_MS, RelayStatus, TableRows
 from pushrep.settings import whole_number
 from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, first_line, is_away
@@ -55,14 +56,13 @@ from pushrep.tables.outbox_table import CREATED, OutboxTable, headers_of
 _LOG = logging.getLogger("pushrep.tables")
 _AGAIN = Backoff(first_s=0.2, longest_s=5.0, least=0.5)
 _ON_REFUSED = ("stop", "park")
-_MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas)
+_MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas, OSError)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
 _PAGE_ROWS, _PAGE_BYTES = 4000, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 4 << 20
 WATCH_S = 5.0
-HOLDER = "table relay"
 
 
 class TableRelay(FirstErrorRaised):
@@ -103,7 +103,8 @@ class TableRelay(FirstErrorRaised):
         self._asked_s: float | None = None
         self._looking, self._is_over = threading.Lock(), False
         self._watched = self.outbox.facts.relays
-        self._held: Mapping[int, int] = {}
+        self._closed: RelayState | None = None  # while no batch is open
+        self._noted_s = 0.0
 
     def start(self) -> Self:
         """Relay in a thread. What ends it is in `status()`, and raised by `close`."""
@@ -137,8 +138,6 @@ class TableRelay(FirstErrorRaised):
         if table is not None:
             table.when_committed(self.topic, self._woken.set)
         logs = self.outbox.facts.logs
-        for partition, log in logs.items():
-            log.hold(HOLDER, partial(self._needed_from, partition))
         ended, self._is_over = threading.Event(), False
         # Apart from the relay, which may wait for the outbox or for the database.
         threading.Thread(target=self._watch, args=(ended,), name="pushrep-table-watch", daemon=True).start()
@@ -155,8 +154,6 @@ class TableRelay(FirstErrorRaised):
                 self._looking.release()
             if self._thread is None:
                 self._watched.remove(self._seen_status)
-            for log in logs.values():
-                log.drop_holder(HOLDER)
             if table is not None:
                 table.stop_waking(self.topic, self._woken.set)
             self._database.close()
@@ -196,10 +193,6 @@ class TableRelay(FirstErrorRaised):
         while not ended.wait(max(WATCH_S, 9 * self._look())):
             pass
 
-    def _needed_from(self, partition: int) -> int:
-        """Retention leaves what the open batch put into the log: a restart tells by it what is there already."""
-        return self._held.get(partition, 0)
-
     def _run_in_thread(self) -> None:
         try:
             self.run()
@@ -217,6 +210,8 @@ class TableRelay(FirstErrorRaised):
                 while not self._stop.is_set():
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:
+                if (closed := self._closed) is not None:
+                    self.outbox.facts.relay_notes.write(RelayNote(closed.batch.epoch, closed.batch.batch, {}))
                 return
             except (DBAPIError, StateChanged, *_MAY_PASS) as error:  # then `_resume` finds out
                 if isinstance(error, DBAPIError) and not is_away(error):
@@ -229,10 +224,8 @@ class TableRelay(FirstErrorRaised):
     def _resume(self, logs: Mapping[int, SegmentLog]) -> tuple[RelayState, Mapping[int, frozenset[int]]]:
         """The state to go on from, and the rows of its open batch that are in the logs already."""
         system_id, holder = self._database.check(), holder_of(self.outbox)
-        state = self._database.state()
-        if state is None:
-            state = first_state(holder, system_id, logs, epoch=1)
-            self._database.create(state)
+        known, notes = self._database.state(), self.outbox.facts.relay_notes
+        state = first_state(holder, system_id, logs, epoch=1) if known is None else known
         mine, place = state.holder, str(self.outbox.directory)
         if mine.outbox_id != holder.outbox_id:
             raise AnotherRelay(self.topic, mine.outbox_id, f"and this is outbox {holder.outbox_id}")
@@ -240,10 +233,14 @@ class TableRelay(FirstErrorRaised):
             why = f"the relay's state was made in database {state.system_id}, and this is {system_id}"
             raise DatabaseMoved(self.topic, why, place)
         self.outbox.flush()  # what an earlier try appended is in the logs, or never will be
-        verdict = judge(state.batch, {n: log_state(log, state.batch.ends.get(n, 0)) for n, log in logs.items()})
+        ends: Mapping[int, int] = {} if known is None else known.batch.ends
+        found = {n: log_state(log, ends.get(n, 0)) for n, log in logs.items()}
+        verdict = judge(state.batch, found, None if notes.note is None else notes.note[:2])
         if isinstance(verdict, NotContinued):
             raise (OutboxWentBack if verdict.outbox_is_old else DatabaseWentBack)(self.topic, verdict.why, place)
-        if mine != holder:
+        if known is None:
+            self._database.create(state)
+        elif mine != holder:
             if not holder.may_follow(mine):
                 grant = f"grant {mine.generation}.{mine.leader_epoch}"
                 where = f"directory {mine.directory_id}" if mine.directory_id else f"the member that leads by {grant}"
@@ -251,7 +248,8 @@ class TableRelay(FirstErrorRaised):
             newer = replace(state, holder=holder)
             self._database.change(state, newer)
             state = newer
-        self._held = state.batch.ends
+        closed = state.batch.batch - state.batch.is_open
+        notes.write(RelayNote(state.batch.epoch, closed, state.batch.ends))
         return state, verdict.appended
 
     def _relay_one(
@@ -259,10 +257,14 @@ class TableRelay(FirstErrorRaised):
     ) -> RelayState:
         """Relay the open batch; without one begin one, once rows wait."""
         if not state.batch.is_open:
+            self._closed = state
             self._woken.clear()
+            self._note(state, logs)
             while not self._database.has_rows():
                 self._wait_to_look()
                 self._woken.clear()
+                self._note(state, logs)
+            self._closed = None
             state = self._database.begin_batch(state)
         with tracing.TracedBatch("pushrep", "relay", "send", self.topic) as span:
             return self._relay_open(state, appended, logs, span)
@@ -295,9 +297,17 @@ class TableRelay(FirstErrorRaised):
             page = self._append(state.batch, rows, refused, meanwhile=partial(read, page[-1].id))
         ends = self._wait_until_safe(logs)
         closed = self._database.close_batch(state, ends, refused)
-        self._held = ends
         self._relayed += count - len(refused)
         return closed
+
+    def _note(self, state: RelayState, logs: Mapping[int, SegmentLog]) -> None:
+        """Let retention have what is in the logs, every few seconds: no batch is open."""
+        if (now_s := time.monotonic()) < self._noted_s + WATCH_S:
+            return
+        self._noted_s = now_s
+        note = RelayNote(state.batch.epoch, state.batch.batch, {n: log.log_end_offset for n, log in logs.items()})
+        if note != (notes := self.outbox.facts.relay_notes).note:
+            notes.write(note)
 
     def _wait_to_look(self) -> None:
         """Until a commit wakes it, or it is time to look again. Whoever sets `stop` of `run` wakes nobody."""

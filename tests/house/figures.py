@@ -302,6 +302,7 @@ FORMATS = {
     "directory-id.json": "pushrep.log.directory_id",
     "outbox.json": "pushrep.outbox.identity",
     "outbox-positions": "pushrep.outbox.positions",
+    "table-relay.json": "pushrep.outbox.relay_note",
     "destinations.json": "pushrep.kafka.progress",
     "the parking log": "pushrep.kafka.parking",
     "promises.json": "pushrep.replicate.election_state",

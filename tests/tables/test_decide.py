@@ -29,8 +29,10 @@ NONE: frozenset[int] = frozenset()
         (OPEN, RelayedLog(0, 9), "outbox"),
     ],
 )
-def test_the_table(state, log, said):
-    verdict = judge(state, {0: log})
+@pytest.mark.parametrize("noted", [None, (1, 0), (1, 3)])
+def test_the_table(state, log, said, noted):
+    """Whatever a note says that is behind, or lost."""
+    verdict = judge(state, {0: log}, noted)
     if isinstance(said, dict):
         assert verdict == GoesOn(said)
     elif said == "goes on":
@@ -38,6 +40,31 @@ def test_the_table(state, log, said):
     else:
         assert isinstance(verdict, NotContinued)
         assert verdict.outbox_is_old == (said == "outbox")
+
+
+@pytest.mark.parametrize(
+    ("state", "noted", "goes_on"),
+    [
+        (CLOSED, (1, 4), True),
+        (CLOSED, (1, 5), False),  # batch 5 left no record: it was empty, or all of it was refused
+        (CLOSED, (2, 0), False),
+        (OPEN, (1, 4), True),
+        (OPEN, (1, 5), False),
+        (BatchState(1, 0, False, {}), (1, 1), False),  # no relay of this database ever ran
+        (BatchState(2, 0, False, {}), (1, 7), True),  # adopted
+    ],
+)
+def test_a_batch_without_a_record_is_known_by_the_note(state, noted, goes_on):
+    verdict = judge(state, {0: RelayedLog(0, 10)}, noted)
+    assert (verdict == GoesOn({})) is goes_on
+    if not goes_on:
+        assert not verdict.outbox_is_old
+
+
+@pytest.mark.parametrize("state", [CLOSED, OPEN])
+def test_what_is_gone_was_of_no_open_batch_if_the_note_says_that_the_newest_one_was_closed(state):
+    """Somebody appended by hand to the outbox of a relay, and retention removed it: nothing of the relay's is gone."""
+    assert judge(state, {0: RelayedLog(15, 20)}, (1, 4)) == GoesOn({})
 
 
 @given(st.data())

@@ -486,3 +486,35 @@ def test_a_relay_that_looks_once_an_hour_ends_when_it_is_asked_to(dsn, orders, t
         stop.set()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_a_database_from_before_its_first_relay_is_refused_by_name(engine, dsn, orders, tmp_path):
+    """Restored to a moment at which no relay had ever run, or made anew: its rows are in the outbox already."""
+    place(engine, orders, 1, 2)
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 2)
+    place(engine, orders, 1, 2)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM pushrep_outbox_relay"))
+    with open_outbox(tmp_path / "outbox") as outbox:
+        with pytest.raises(DatabaseWentBack, match="batch 1-1"):
+            relay_until(outbox, dsn, 4)
+        assert len(relayed(outbox)) == 2
+
+
+def test_an_idle_relay_and_one_that_ended_keep_nothing_of_a_closed_batch(engine, dsn, orders, tmp_path, monkeypatch):
+    """What somebody appends by hand meanwhile is retention's; the next start knows that it was not the relay's."""
+    monkeypatch.setattr("pushrep.tables.relay.WATCH_S", 0.0)
+    place(engine, orders, 1)
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 1)
+        by_hand = outbox.append(0, b"{}").result(60)
+        waits = threading.Event()
+        with TableRelay(outbox, dsn, poll_ms=1):
+            while outbox.facts.relay_notes.needed_from(0) != by_hand + 1:
+                waits.wait(0.01)
+            outbox.log(0).delete_records(by_hand + 1)
+            by_hand = outbox.append(0, b"{}").result(60)
+        outbox.log(0).delete_records(by_hand + 1)
+        place(engine, orders, 2)
+        relay_until(outbox, dsn, by_hand + 2)

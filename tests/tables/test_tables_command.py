@@ -13,6 +13,9 @@ from sqlalchemy import MetaData, text
 from sqlalchemy.orm import Session
 
 from filtering import ReplayFilter
+from pushrep import LogConfig, OutboxConfig
+from pushrep.log import StillNeeded
+from pushrep.outbox.destinations import purge_closed
 from pushrep.tables import EVENT_ID, OutboxTable
 from tests.programs import PUSHREP, PythonProgram
 from tests.tables.conftest import OrderPlaced, engine_of, open_outbox, relayed
@@ -199,23 +202,49 @@ STEPS = {
     "batch not closed": ("before", DATABASE, "RelayDatabase.close_batch", 1),
     "rows parked and deleted, state not changed": ("before", DATABASE, "update", 1),
     "batch closed": ("behind", DATABASE, "RelayDatabase.close_batch", 1),
+    "state written, no note": ("before", "pushrep.outbox.relay_note", "RelayNotes.write", 1),
+    "the second note not written": ("before", "pushrep.outbox.relay_note", "RelayNotes.write", 2),
 }
+
+
+def killed_relay(step, *words):
+    with PythonProgram("-c", KILLED_AT, *STEPS[step], "tables", "relay", *words, has_errors=True) as relay:
+        said = relay.stderr.read()
+    assert relay.returncode == -signal.SIGKILL, (step, said)
+
+
+def test_an_open_batch_keeps_its_records_whoever_opens_the_outbox(engine, dsn, orders, outbox_at):
+    """Its relay was killed; then somebody opens the outbox without a relay, to ship it, or purges it."""
+    place(engine, orders, *range(100))
+    killed_relay("batch not closed", dsn, "--outbox", outbox_at)
+    with open_outbox(outbox_at, config=OutboxConfig(log_config=LogConfig(segment_bytes=2_000))) as outbox:
+        ends = [outbox.log(n).log_end_offset for n in range(2)]
+        for n, end in enumerate(ends):
+            with pytest.raises(StillNeeded, match="table relay"):
+                outbox.log(n).delete_records(end)
+            outbox.append(n, b'{"order": -1}').result(60)  # in a segment of its own
+    purge = {"before_offset": max(ends), "before_ms": None, "dry_run": False}
+    purged = purge_closed(outbox_at, None, None, **purge)
+    assert [(one["kept_by"], one["needed_from"], one["segments"]) for one in purged] == [("table relay", 0, [])] * 2
+    relay = Relay(dsn, outbox_at)
+    wait_relayed(engine, relay)
+    relay.end()
+    assert all(one["segments"] for one in purge_closed(outbox_at, None, None, **purge | {"dry_run": True}))
+    with open_outbox(outbox_at) as outbox:
+        assert sorted(number for _, number in relayed(outbox)) == [-1, -1, *range(100)]
 
 
 @pytest.mark.slow
 def test_a_relay_that_is_killed_at_each_step_relays_or_parks_each_row_once(engine, dsn, orders, outbox_at):
     """Every start finds what the one before left at its step, and rows that came since."""
     refused = []
-    for at, (step, where) in enumerate(STEPS.items()):
+    for at, step in enumerate(STEPS):
         place(engine, orders, *range(10 * at, 10 * at + 5))
         with engine.begin() as connection:
             row = "INSERT INTO pushrep_outbox (topic, partition, key) VALUES ('orders', 7, '') RETURNING id"
             refused.append(connection.execute(text(row)).scalar())
         place(engine, orders, *range(10 * at + 5, 10 * at + 10))
-        words = ("tables", "relay", dsn, "--outbox", outbox_at, "--poll-ms", "1", "--on-refused", "park")
-        with PythonProgram("-c", KILLED_AT, *where, *words, has_errors=True) as relay:
-            said = relay.stderr.read()
-        assert relay.returncode == -signal.SIGKILL, (step, said)
+        killed_relay(step, dsn, "--outbox", outbox_at, "--poll-ms", "1", "--on-refused", "park")
     relay = Relay(dsn, outbox_at, "--on-refused", "park")
     wait_relayed(engine, relay)
     relay.end()

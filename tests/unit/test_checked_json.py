@@ -10,6 +10,7 @@ from pushrep.env.checked_json import BadJsonFile, journal_line, parse_json, scan
 from pushrep.errors import CorruptFile
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.kept_settings import read_kept
+from pushrep.outbox.relay_note import RelayNotes
 from pushrep.replicate.election_state import find_election_state, raise_replica_epoch, read_node_file
 
 
@@ -38,6 +39,9 @@ def test_n8_each_file_of_json_has_its_one_named_error(tmp_path, data):
     (tmp_path / "settings.json").write_bytes(data)
     with pytest.raises(CorruptFile, match=r"settings\.json"):
         read_kept(REAL_FILESYSTEM, tmp_path)
+    (tmp_path / "table-relay.json").write_bytes(data)
+    with pytest.raises(CorruptFile, match=r"table-relay\.json"):
+        RelayNotes(REAL_FILESYSTEM, tmp_path)
     for name in ("replica-epoch.json", "promises.json", "owner.json"):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorruptFile, match=name):
