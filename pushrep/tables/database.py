@@ -108,7 +108,7 @@ class RelayDatabase:
         self._engine = _engine_of(dsn)
         self.is_sqlite = self._engine.dialect.name == SQLITE
         self._tables = tables_in(MetaData(), table, keep_rows=True)
-        self._keeps = False
+        self._keeps, self._system_id = False, SQLITE
 
     def close(self) -> None:
         """Close its connections."""
@@ -119,7 +119,7 @@ class RelayDatabase:
         UnfitDatabase, TablesDiffer.
         """
         with self._engine.connect() as connection:
-            system_id = SQLITE if self.is_sqlite else _fit_postgresql(connection)
+            self._system_id = SQLITE if self.is_sqlite else _fit_postgresql(connection)
             names = set(inspect(connection).get_table_names())
             for one in (self._tables.rows, self._tables.parked, self._tables.relay):
                 if one.name not in names:
@@ -128,7 +128,7 @@ class RelayDatabase:
                         "create_all or a migration"
                     )
             self._keeps = f"{self._name}_kept" in names
-        return system_id
+        return self._system_id
 
     def state(self) -> RelayState | None:
         """None before the topic's first relay. Raises TablesDiffer for a row of another version."""
@@ -310,17 +310,21 @@ class RelayDatabase:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction that is on disk once it is committed."""
+        """A transaction that is on disk once it is committed. Raises StateChanged in another database than `check` saw:
+        a pooler may have been led elsewhere, where another row has this snapshot's numbers.
+        """
         with self._engine.connect().execution_options(**{_WRITES: True}) as connection, connection.begin():
-            if not self.is_sqlite:
-                connection.execute(_AT_LEAST_ON)
+            if not self.is_sqlite and (found := str(connection.execute(_AT_LEAST_ON).one()[1])) != self._system_id:
+                raise StateChanged(self._topic, "of nobody", f"as this is database {found} by now")
             yield connection
 
 
-_AT_LEAST_ON = text(
-    "SELECT set_config('synchronous_commit', 'on', true) "
-    "WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
-)
+_SYSTEM_ID = "system_identifier || '/' || oid FROM pg_control_system(), pg_database WHERE datname = current_database()"
+_AT_LEAST_ON = text(f"""
+SELECT set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
+    {_SYSTEM_ID}
+""")
 # PostgreSQL can't tell how many rows a snapshot shows, takes them for few, and would sort all that wait for each page.
 _BY_ID = text("SET LOCAL enable_sort = off")
 _OLDEST_SNAPSHOT = text("""
@@ -430,11 +434,4 @@ def _fit_postgresql(connection: Connection) -> str:
         raise UnfitDatabase(
             "this server is a standby, which takes no write: target_session_attrs=read-write finds the other one"
         )
-    return str(
-        connection.execute(
-            text(
-                "SELECT system_identifier || '/' || oid FROM pg_control_system(), pg_database "
-                "WHERE datname = current_database()"
-            )
-        ).scalar_one()
-    )
+    return str(connection.execute(text(f"SELECT {_SYSTEM_ID}")).scalar_one())

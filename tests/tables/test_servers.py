@@ -275,8 +275,8 @@ def pooled(server):
     config = server.home / "pgbouncer.ini"
     config.write_text(
         f"[databases]\n* = host={server.home} user=postgres\n[pgbouncer]\nlisten_addr =\nunix_socket_dir = {home}\n"
-        "listen_port = 5432\npool_mode = transaction\nauth_type = any\ndefault_pool_size = 4\nserver_login_retry = 1\n"
-        f"max_client_conn = 100\nlogfile = {home}/log\n"
+        "listen_port = 5432\nadmin_users = postgres\npool_mode = transaction\nauth_type = any\ndefault_pool_size = 4\n"
+        f"server_login_retry = 1\nmax_client_conn = 100\nlogfile = {home}/log\n"
     )
     home.mkdir()
     home.chmod(0o777)
@@ -300,3 +300,28 @@ def test_behind_a_pooler_that_gives_each_transaction_another_session(tmp_path):
             place(server, 30)
             wait_for(relay, outbox, 31)
         assert numbers(outbox) == list(range(31))
+
+
+def test_a_pooler_that_leads_to_another_database_by_now_is_found_out_by_the_next_write(tmp_path):
+    """A copy of it, say of a move to a newer server: the connection to the pooler stays, so nothing else tells."""
+    with shop(newest()) as server, pooled(server) as dsn, open_outbox(tmp_path / "outbox") as outbox:
+        relay = TableRelay(outbox, dsn, poll_ms=1).start()
+        place(server, 1)
+        wait_for(relay, outbox, 1)
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            admin.execute("CREATE DATABASE copy")
+        as_server(newest() / "pg_dump", "-d", server.url("shop"), "-f", server.home / "dump.sql")
+        as_server(newest() / "psql", "-q", "-d", server.url("copy"), "-f", server.home / "dump.sql")
+        config = server.home / "pgbouncer.ini"
+        elsewhere = f"[databases]\nshop = host={server.home} user=postgres dbname=copy\n"
+        config.write_text(config.read_text().replace("[databases]\n", elsewhere))
+        with psycopg.connect(dsn.replace("/shop", "/pgbouncer"), autocommit=True) as console:
+            console.execute("RELOAD")
+        with psycopg.connect(server.url("copy")) as service:
+            service.execute("INSERT INTO pushrep_outbox (topic, partition, value) VALUES ('orders', 0, '{}')")
+        waits = threading.Event()
+        while not relay.status().is_stopped:
+            waits.wait(0.02)
+        with pytest.raises(DatabaseMoved):
+            relay.close()
+        assert numbers(outbox) == [1]
