@@ -1,0 +1,498 @@
+"""Kafka brokers in this process, over loopback: what a shipper asks of them, and faults at the moment of one's choice.
+
+    with SimulatedBrokers(nodes=2, partitions=3) as brokers:
+        brokers.facts(destination, topic)        stands for `look_at_topic`
+        brokers.faults[PRODUCE] += [45, LOST]    the next answers: an error code, or a connection that is closed
+        brokers.topic[0].records()               what a consumer would read
+
+Of Kafka's rules these hold: a partition is at its leader alone; a batch is checked, and taken once and in order by its
+producer's sequence numbers, of which the last five batches are known; an epoch below the producer's is refused; the end
+of a transaction is a marker in each partition that it lists, and with version 2 raises the epoch. tests/kafka runs the
+same against Kafka's own brokers.
+"""
+
+import asyncio
+import struct
+import threading
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Self
+
+from aiokafka.protocol import admin, coordination, fetch, metadata, offset, produce, transaction
+from aiokafka.protocol.types import (
+    Array,
+    Boolean,
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    String,
+    TaggedFields,
+)
+
+from pushrep.kafka.answers import Code
+from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
+from pushrep.kafka.topic import TopicFacts
+from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, encode_batch
+from pushrep.records import header as layout
+
+PRODUCE, FETCH, OFFSETS, METADATA, FIND, VERSIONS, INIT, ADD, END, CONFIGS = 0, 1, 2, 3, 10, 18, 22, 24, 26, 32
+LOST, UNSENT, SILENT = "done, and not answered", "not done, and not answered", "done; the connection stays silent"
+
+_S, _C, _T = String("utf-8"), CompactString("utf-8"), ("tags", TaggedFields)
+
+
+class _Id:
+    @classmethod
+    def decode(cls, data: BytesIO) -> uuid.UUID:
+        return uuid.UUID(bytes=data.read(16))
+
+    @classmethod
+    def encode(cls, value: uuid.UUID) -> bytes:
+        return value.bytes
+
+
+_ERRORS = CompactArray(("batch_index", Int32), ("message", _C), _T)
+_PRODUCER = Schema(("throttle", Int32), ("error", Int16), ("id", Int64), ("epoch", Int16), _T)
+# By key and version: the request, and its answer. Those of the compact form have a header with tags.
+_COMPACT = {
+    (PRODUCE, 13): (
+        Schema(
+            ("transactional_id", _C), ("acks", Int16), ("timeout", Int32),
+            ("topics", CompactArray(
+                ("id", _Id), ("partitions", CompactArray(("index", Int32), ("records", CompactBytes), _T)), _T,
+            )), _T,
+        ),
+        Schema(
+            ("topics", CompactArray(
+                ("id", _Id),
+                ("partitions", CompactArray(
+                    ("index", Int32), ("error", Int16), ("offset", Int64), ("time", Int64), ("start", Int64),
+                    ("errors", _ERRORS), ("message", _C), _T,
+                )), _T,
+            )),
+            ("throttle", Int32), _T,
+        ),
+    ),
+    (INIT, 3): (Schema(("name", _C), ("timeout", Int32), ("id", Int64), ("epoch", Int16), _T), _PRODUCER),
+    (END, 5): (Schema(("name", _C), ("id", Int64), ("epoch", Int16), ("commit", Boolean), _T), _PRODUCER),
+}  # fmt: skip
+_PLAIN = {
+    (kind.API_KEY, kind.API_VERSION): (kind.SCHEMA, kind.RESPONSE_TYPE.SCHEMA)
+    for kind in (
+        produce.ProduceRequest_v8, fetch.FetchRequest_v4, offset.OffsetRequest_v1, metadata.MetadataRequest_v5,
+        coordination.FindCoordinatorRequest_v1, transaction.InitProducerIdRequest_v0,
+        transaction.AddPartitionsToTxnRequest_v0, transaction.EndTxnRequest_v0, admin.DescribeConfigsRequest_v1,
+    )
+}  # fmt: skip
+_SPOKEN = {
+    PRODUCE: (8, 13), FETCH: (4, 4), OFFSETS: (1, 1), METADATA: (5, 5), FIND: (1, 1), VERSIONS: (0, 3), INIT: (0, 3),
+    ADD: (0, 0), END: (0, 5), CONFIGS: (1, 1),
+}  # fmt: skip
+_VERSION_0 = Schema(("error", Int16), ("versions", Array(("key", Int16), ("least", Int16), ("most", Int16))))
+
+
+@dataclass
+class _Producer:
+    epoch: int
+    known: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    """Base and last sequence number of its last batches, and where they begin."""
+
+
+class SimulatedPartition:
+    """A partition of the topic. leader: None: it has none. refuses: why a record is refused; None: it is taken."""
+
+    def __init__(self) -> None:
+        self.leader: int | None = 1
+        self.start = self.end = 0
+        self.batches: list[bytes] = []
+        self.producers: dict[int, _Producer] = {}
+        self.refuses: Callable[[Record], str | None] = lambda _record: None
+        self.refuses_with = Code.INVALID_RECORD
+        self.size_max = 1 << 20
+        self.takes_markers = True
+
+    def append(  # noqa: PLR0911 - a refusal each
+        self, data: bytes
+    ) -> tuple[int, int, list[tuple[int, str, dict[int, bytes]]], str | None]:
+        """A producer's batch: error code, base offset, refused records, and words."""
+        try:
+            batch = RecordBatch.check(data)
+        except CorruptRecordBatch as error:
+            return Code.CORRUPT_MESSAGE, -1, [], str(error)
+        if len(data) > self.size_max:
+            return Code.MESSAGE_TOO_LARGE, -1, [], f"{len(data)} bytes are more than {self.size_max}"
+        refused = [(n, why, {}) for n, one in enumerate(batch.records()) if (why := self.refuses(one)) is not None]
+        if refused:
+            return self.refuses_with, -1, refused, None
+        header = batch.header
+        sequence = header.base_sequence, header.base_sequence + header.last_offset_delta
+        if (known := self.producers.get(header.producer_id)) is not None:
+            if header.producer_epoch < known.epoch:
+                return Code.INVALID_PRODUCER_EPOCH, -1, [], None
+            if header.producer_epoch > known.epoch:
+                known.epoch, known.known = header.producer_epoch, deque(maxlen=5)
+            for base, last, at in known.known:
+                if (base, last) == sequence:
+                    return Code.NONE, at, [], None
+            if sequence[0] != (known.known[-1][1] + 1 if known.known else 0):
+                return Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1, [], None
+        known = self.producers.setdefault(header.producer_id, _Producer(header.producer_epoch))
+        known.known.append((*sequence, self.end))
+        return Code.NONE, self._put(bytearray(data)), [], None
+
+    def write(self, *values: bytes, **fields: object) -> int:
+        """Records of another program."""
+        return self._put(bytearray(encode_batch(list(values), timestamps_ms=1_790_000_000_000, **fields).data))
+
+    def mark(self, producer_id: int, epoch: int) -> None:
+        """The end of a transaction: from now on older epochs of this producer are refused."""
+        marker = encode_batch([b"end"], keys=[bytes(4)], timestamps_ms=1).with_producer(producer_id, epoch, -1)
+        marker[layout.CRC_COVERS_FROM + 1] |= layout.CONTROL_BIT
+        layout.write_crc(marker, layout.crc32c(marker, layout.CRC_COVERS_FROM))
+        self.producers[producer_id] = _Producer(epoch)
+        self._put(marker)
+
+    def _put(self, data: bytearray) -> int:
+        at = self.end
+        layout.stamp(data, at, 0)
+        self.batches.append(bytes(data))
+        self.end = BatchHeader.parse(data).next_offset
+        return at
+
+    def cut(self, end: int) -> None:
+        """What an unclean election does: everything from the batch that holds offset `end` on is gone."""
+        self.batches = [one for one in self.batches if BatchHeader.parse(one).next_offset <= end]
+        self.end = BatchHeader.parse(self.batches[-1]).next_offset if self.batches else self.start
+
+    def retain(self, start: int) -> None:
+        """What retention does: the batches below `start` are gone."""
+        self.batches = [one for one in self.batches if BatchHeader.parse(one).next_offset > start]
+        self.start = start
+
+    def read(self, at: int, size_max: int) -> bytes | None:
+        """As a fetch: at least one batch; None: the offset is not there."""
+        if not self.start <= at <= self.end:
+            return None
+        found = b""
+        for one in self.batches:
+            if BatchHeader.parse(one).next_offset > at:
+                found += one if len(found) + len(one) <= size_max or not found else b""
+                if len(found) >= size_max:
+                    break
+        return found
+
+    def records(self) -> list[Record]:
+        """What a consumer reads."""
+        batches = [RecordBatch.check(one) for one in self.batches]
+        return [record for one in batches if not one.header.is_control for record in one.records()]
+
+
+@dataclass
+class _Transaction:
+    producer_id: int
+    epoch: int = -1
+    listed: list[int] = field(default_factory=list)
+    raised_by: tuple[int, int] | None = None
+    """The last call that raised the epoch, and from which one: its repetition gets the same answer."""
+
+    def raise_epoch(self, call: int) -> None:
+        self.raised_by, self.epoch, self.listed = (call, self.epoch), self.epoch + 1, []
+
+
+class SimulatedBrokers:
+    """Nodes 1 to `nodes`, of which the first is the coordinator, and one topic. A context manager."""
+
+    def __init__(self, nodes: int = 1, partitions: int = 1, topic: str = "orders") -> None:
+        self.name, self.topic_id, self.cluster_id = topic, uuid.uuid4(), "a cluster"
+        self.topic = [SimulatedPartition() for _ in range(partitions)]
+        self.settings: dict[str, object] = {}
+        """Of the topic, as TopicFacts names them."""
+        self.configs: dict[str, str] = {}
+        """The same by their own names."""
+        self.transaction_version = 2
+        self.produce_version = 13
+        self.faults: dict[int, deque[int | str]] = defaultdict(deque)
+        """By request: what becomes of the next ones."""
+        self.asked: list[int] = []
+        """The requests that came, by their keys."""
+        self.is_missing = False
+        self.down: set[int] = set()
+        """Nodes that close each connection at once."""
+        self._producers = 1000
+        self._transactions: dict[str, _Transaction] = {}
+        self._nodes, self._ports = range(1, nodes + 1), {}
+        self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    @property
+    def servers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
+
+    def facts(self, _destination: object, topic: str) -> TopicFacts:
+        """As `look_at_topic`. Raises TopicMissing, KafkaUnreachable."""
+        if self.is_missing or topic != self.name:
+            raise TopicMissing(topic)
+        if self.down >= set(self._nodes):
+            raise KafkaUnreachable("no broker answers")
+        given = {
+            "cleanup_policy": "delete", "max_message_bytes": 1 << 20, "retention_ms": -1, "has_append_time": False,
+            "producer_id_expiration_ms": 86_400_000,
+        }  # fmt: skip
+        return TopicFacts(
+            topic=topic, topic_id=self.topic_id, partitions=len(self.topic), cluster_id=self.cluster_id,
+            **given | self.settings,
+        )  # fmt: skip
+
+    def renew(self) -> None:
+        """The topic is deleted and made again."""
+        self.topic_id, self.topic = uuid.uuid4(), [SimulatedPartition() for _ in self.topic]
+
+    def producer(self, name: str) -> tuple[int, int]:
+        """The producer id and epoch of a transactional id."""
+        found = self._transactions[name]
+        return found.producer_id, found.epoch
+
+    @property
+    def names(self) -> list[str]:
+        """The transactional ids that were ever used."""
+        return list(self._transactions)
+
+    def forget(self) -> None:
+        """The coordinator forgets its transactional ids."""
+        self._transactions.clear()
+
+    def take_over(self) -> None:
+        """Another instance begins under each transactional id, and fences the one that ships."""
+        for held in self._transactions.values():
+            held.epoch, held.raised_by = held.epoch + 1, None
+            for one in self.topic:
+                one.mark(held.producer_id, held.epoch)
+
+    def disconnect(self) -> None:
+        """Every connection breaks."""
+        self._loop.call_soon_threadsafe(lambda: [one.transport.abort() for one in self._open])
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._over = asyncio.Event()
+        servers = []
+        for node in self._nodes:
+            server = await asyncio.start_server(lambda *to, node=node: self._connected(node, *to), "127.0.0.1", 0)
+            self._ports[node] = server.sockets[0].getsockname()[1]
+            servers.append(server)
+        self._ready.set()
+        await self._over.wait()
+        for server in servers:
+            server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _connected(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        is_silent = False
+        try:
+            while node not in self.down:
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                frame = BytesIO(await reader.readexactly(size))
+                key, version, number, _ = (one.decode(frame) for one in (Int16, Int16, Int32, _S))
+                self.asked.append(key)
+                fault = self.faults[key].popleft() if self.faults[key] else None
+                if fault == UNSENT:
+                    break
+                answer = await self._answer(node, key, version, frame, fault if isinstance(fault, int) else None)
+                is_silent = is_silent or fault == SILENT
+                if fault == LOST:
+                    break
+                if not is_silent:
+                    answer = struct.pack(">i", number) + answer
+                    writer.write(struct.pack(">i", len(answer)) + answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.transport.abort()
+
+    async def _answer(self, node: int, key: int, version: int, frame: BytesIO, code: int | None) -> bytes:
+        if key == VERSIONS:
+            return self._versions(version, code)
+        is_compact = (key, version) in _COMPACT
+        asked, answered = _COMPACT[key, version] if is_compact else _PLAIN[key, version]
+        if is_compact:
+            TaggedFields.decode(frame)
+        request = asked.decode(frame)
+        fields = await _CALLS[key](self, node, request, code)
+        if key == PRODUCE and not is_compact:
+            topics = [
+                (name, [(*one[:5], [two[:2] for two in one[5]], one[6]) for one in found])
+                for name, found, _ in fields[0]
+            ]
+            fields = topics, fields[1]
+        elif not is_compact and key in {INIT, END}:
+            fields = fields[: len(answered.fields)]
+        return (bytes(1) if is_compact else b"") + answered.encode(fields)
+
+    def _versions(self, version: int, code: int | None) -> bytes:
+        spoken = _SPOKEN | {PRODUCE: (8, self.produce_version)}
+        listed = [(key, least, most) for key, (least, most) in spoken.items()]
+        if version == 0:
+            return _VERSION_0.encode((code or 0, listed))
+        compact = CompactArray(("key", Int16), ("least", Int16), ("most", Int16), _T)
+        level = CompactArray(("name", _C), ("most", Int16), ("least", Int16), _T)
+        features = level.encode([("transaction.version", self.transaction_version, 0, {})])
+        tags = bytes([1, 2, len(features)]) + features
+        return Int16.encode(code or 0) + compact.encode([(*one, {}) for one in listed]) + Int32.encode(0) + tags
+
+    # -- the calls: they get the fields of a request and the code of a fault, and return the fields of the answer ------
+
+    async def _metadata(self, _node: int, request: tuple, code: int | None) -> tuple:
+        brokers = [(node, "127.0.0.1", port, None) for node, port in self._ports.items() if node not in self.down]
+        topics = []
+        for name in request[0] or ():
+            if self.is_missing or name != self.name:
+                topics.append((Code.UNKNOWN_TOPIC_OR_PARTITION, name, False, []))
+                continue
+            parts = [
+                (Code.NONE if one.leader else Code.LEADER_NOT_AVAILABLE, n, one.leader or -1, [1], [1], [])
+                for n, one in enumerate(self.topic)
+            ]
+            topics.append((code or Code.NONE, name, False, parts))
+        return 0, brokers, self.cluster_id, 1, topics
+
+    def _at(self, node: int, partition: int, code: int | None) -> int:
+        if code is not None:
+            return code
+        return Code.NONE if self.topic[partition].leader == node else Code.NOT_LEADER_OR_FOLLOWER
+
+    async def _produce(self, node: int, request: tuple, code: int | None) -> tuple:
+        found = []
+        for one in request[3]:
+            name, partitions = one[:2]
+            answers = []
+            for index, data, *_ in partitions:
+                answer = (self._at(node, index, code), -1, [], None)
+                if name not in {self.name, self.topic_id}:
+                    answer = (Code.UNKNOWN_TOPIC_ID, -1, [], None)
+                elif answer[0] == Code.NONE:
+                    answer = self.topic[index].append(bytes(data))
+                error, at, errors, words = answer
+                answers.append((index, error, at, -1, 0, errors, words, {}))
+            found.append((name, answers, {}))
+        return found, 0, {}
+
+    async def _fetch(self, node: int, request: tuple, code: int | None) -> tuple:
+        found = []
+        for name, partitions in request[5]:
+            answers = []
+            for index, at, size_max in partitions:
+                one, error, data = self.topic[index], self._at(node, index, code), b""
+                if error == Code.NONE and (data := one.read(at, size_max)) is None:
+                    error = Code.OFFSET_OUT_OF_RANGE
+                answers.append((index, error, one.end, one.end, [], data or b""))
+            found.append((name, answers))
+        if not any(answer[5] or answer[1] for _, answers in found for answer in answers):
+            await asyncio.sleep(min(request[1], 5) / 1000)
+        return 0, found
+
+    async def _offsets(self, node: int, request: tuple, code: int | None) -> tuple:
+        found = []
+        for name, partitions in request[1]:
+            answers = []
+            for index, which in partitions:
+                one = self.topic[index]
+                answers.append((index, self._at(node, index, code), -1, one.start if which == -2 else one.end))
+            found.append((name, answers))
+        return (found,)
+
+    async def _find(self, _node: int, _request: tuple, code: int | None) -> tuple:
+        return 0, code or Code.NONE, None, 1, "127.0.0.1", self._ports[1]
+
+    async def _init(self, _node: int, request: tuple, code: int | None) -> tuple:
+        name, _, *named = request
+        if code is not None:
+            return 0, code, -1, -1, {}
+        if name is None:
+            self._producers += 1
+            return 0, Code.NONE, self._producers, 0, {}
+        held = self._transactions.get(name)
+        if held is None:
+            self._producers += 1
+            held = self._transactions[name] = _Transaction(self._producers)
+        elif named and named[0] == held.producer_id and held.raised_by == (INIT, named[1]):
+            return 0, Code.NONE, held.producer_id, held.epoch, {}
+        elif named and named[0] >= 0 and tuple(named[:2]) != (held.producer_id, held.epoch):
+            return 0, Code.PRODUCER_FENCED, -1, -1, {}
+        held.raise_epoch(INIT)
+        return 0, Code.NONE, held.producer_id, held.epoch, {}
+
+    def _held(self, name: str, producer_id: int, epoch: int, code: int | None) -> tuple[int, _Transaction | None]:
+        held = self._transactions.get(name)
+        if code is not None:
+            return code, None
+        if held is None or held.producer_id != producer_id:
+            return Code.INVALID_PRODUCER_ID_MAPPING, None
+        return (Code.NONE, held) if held.epoch == epoch else (Code.PRODUCER_FENCED, None)
+
+    async def _add(self, _node: int, request: tuple, code: int | None) -> tuple:
+        error, held = self._held(*request[:3], code)
+        [(topic, partitions)] = request[3]
+        if held is not None:
+            held.listed = list(partitions)
+        return 0, [(topic, [(one, error) for one in partitions])]
+
+    async def _end(self, _node: int, request: tuple, code: int | None) -> tuple:
+        name, producer_id, epoch = request[:3]
+        held, raises = self._transactions.get(name), len(request) > 4
+        if code is None and held is not None and held.raised_by == (END, epoch):
+            return 0, Code.NONE, held.producer_id, held.epoch, {}
+        error, held = self._held(name, producer_id, epoch, code)
+        if held is None:
+            return 0, error, -1, -1, {}
+        listed = held.listed
+        if raises:
+            held.raise_epoch(END)
+        for one in (self.topic[number] for number in listed):
+            if one.takes_markers and one.leader is not None:
+                one.mark(held.producer_id, held.epoch)
+        return 0, Code.NONE, held.producer_id, held.epoch, {}
+
+    async def _configs(self, _node: int, request: tuple, code: int | None) -> tuple:
+        given = {
+            "cleanup.policy": "delete", "max.message.bytes": str(self.topic[0].size_max), "retention.ms": "-1",
+            "message.timestamp.type": "CreateTime", **self.configs,
+        }  # fmt: skip
+        entries = [(name, value, False, 1, False, []) for name, value in given.items()]
+        return 0, [(code or Code.NONE, None, kind, name, entries) for kind, name, _ in request[0]]
+
+
+_CALLS = {
+    PRODUCE: SimulatedBrokers._produce, FETCH: SimulatedBrokers._fetch, OFFSETS: SimulatedBrokers._offsets,
+    METADATA: SimulatedBrokers._metadata, FIND: SimulatedBrokers._find, INIT: SimulatedBrokers._init,
+    ADD: SimulatedBrokers._add, END: SimulatedBrokers._end, CONFIGS: SimulatedBrokers._configs,
+}  # fmt: skip
