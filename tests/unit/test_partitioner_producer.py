@@ -1,0 +1,223 @@
+"""The gapless producer beside brokers that fail: who reads with a filter sees every record once, and in order.
+
+The brokers are simulated, and librdkafka speaks to them over loopback; tests/kafka has Kafka's own.
+"""
+
+import random
+import time
+
+import pytest
+from confluent_kafka import KafkaError
+
+from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
+from partitioner import BadPartitionerSetting, NotDelivered, OffsetNotAbove, PartitionStopped, TopicUnfit
+from partitioner.confluent import SourcePartitionProducer, topic_facts
+from pushrep.kafka.answers import Code
+from tests.unit.simulated_brokers import LOST, PRODUCE, UNSENT, SimulatedBrokers
+
+PID, WAIT_S = 7, 60
+
+
+@pytest.fixture
+def brokers():
+    """One broker with a topic of two partitions; librdkafka speaks no newer Produce than 10."""
+    with SimulatedBrokers(partitions=2) as made:
+        made.produce_version = 8
+        yield made
+
+
+def settings_of(brokers, **more):
+    given = {"bootstrap.servers": brokers.servers, "log_level": 0, "linger.ms": 1, "retry.backoff.ms": 1}
+    return {**given, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, **more}
+
+
+def opened(brokers, settings=None, **more):
+    return SourcePartitionProducer(settings_of(brokers, **(settings or {})), brokers.name, **more)
+
+
+def produce(producer, offsets, sources=(0, 1, 2, 3), **more):
+    for offset in offsets:
+        for source in sources:
+            producer.produce(StreamMetadata(PID, source, offset), b"%d" % offset, **more)
+
+
+def filtered(brokers, carrier="key"):
+    """The source offsets that a filtering reader sees, by source partition."""
+    rule, kept = ReplayFilter(), {}
+    for number, partition in enumerate(brokers.topic):
+        for record in partition.records():
+            packed = record.key if carrier == "key" else dict(record.headers)[METADATA_HEADER]
+            if rule.admit(packed, number):
+                metadata = StreamMetadata.unpack(packed)
+                assert metadata.partition % len(brokers.topic) == number
+                kept.setdefault(metadata.partition, []).append(metadata.offset)
+    return kept
+
+
+def test_a_record_is_what_was_given_with_its_source_position(brokers):
+    first = StreamMetadata(PID, 3, 5)
+    with opened(brokers) as producer:
+        producer.produce(first, b"v", headers=[("h", b"1"), (METADATA_HEADER, b"old")], timestamp_ms=1_000)
+        began_ms = time.time_ns() // 1_000_000
+        producer.produce(StreamMetadata(PID, 3, 6), None)
+        with pytest.raises(BadPartitionerSetting, match="carrier"):
+            producer.produce(StreamMetadata(PID, 3, 7), b"v", key=b"own")
+    one, two = brokers.topic[1].records()
+    assert (one.key, one.value, one.headers, one.timestamp_ms) == (first.pack(), b"v", (("h", b"1"),), 1_000)
+    assert (two.value, two.headers) == (None, ())
+    assert two.timestamp_ms >= began_ms
+    with opened(brokers, carrier="header") as producer:
+        producer.produce(StreamMetadata(8, 0, 0), b"v", key=b"own", headers=[("h", None), (METADATA_HEADER, b"old")])
+    [record] = brokers.topic[0].records()
+    assert record.key == b"own"
+    assert record.headers == (("h", None), (METADATA_HEADER, StreamMetadata(8, 0, 0).pack()))
+
+
+def test_every_delivery_is_told_once_whatever_a_callback_raises(brokers):
+    told = []
+
+    def tell(metadata, message):
+        told.append((metadata.partition, metadata.offset, message.offset()))
+        if metadata.offset == 1:
+            raise ValueError(metadata.partition)
+
+    with opened(brokers) as producer:
+        produce(producer, range(3), on_delivery=tell)
+        with pytest.raises(ValueError, match=r"[0-3]"):
+            producer.flush(WAIT_S)
+        assert len(producer) == 0
+        assert producer.poll() == 0, "the other errors were logged"
+    assert sorted(told) == sorted(
+        (StreamMetadata.unpack(one.key).partition, StreamMetadata.unpack(one.key).offset, one.offset)
+        for partition in brokers.topic
+        for one in partition.records()
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_at_random_lose_and_reorder_nothing(brokers, seed):
+    rng = random.Random(seed)
+    faults = [
+        LOST, UNSENT, Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS,
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID,
+    ]  # fmt: skip
+    with opened(brokers) as producer:
+        for at in range(0, 60, 10):
+            brokers.faults[PRODUCE] += rng.sample(faults, 2)
+            produce(producer, range(at, at + 10))
+            if rng.random() < 0.5:
+                producer.flush(WAIT_S)
+        producer.flush(WAIT_S)
+    assert filtered(brokers) == {source: list(range(60)) for source in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (Code.INVALID_TIMESTAMP, r"its timestamp is 1000 ms; the topic's limit is message\.timestamp\.before\.max\.ms"),
+        (Code.INVALID_RECORD, "INVALID_RECORD|refused"),
+    ],
+)
+def test_one_refused_record_stops_its_partition_at_itself_until_a_retry(brokers, code, told):
+    brokers.topic[0].refuses = lambda record: "it is bad" if record.value == b"bad" else None
+    brokers.topic[0].refuses_with = code
+    with opened(brokers, {"linger.ms": 50}) as producer:
+        produce(producer, range(3))
+        producer.produce(StreamMetadata(PID, 0, 3), b"bad", timestamp_ms=1_000)
+        produce(producer, range(4, 8))
+        with pytest.raises(PartitionStopped, match=told) as stopped:
+            producer.flush(WAIT_S)
+        assert (stopped.value.partition, stopped.value.metadata) == (0, StreamMetadata(PID, 0, 3))
+        assert producer.stopped.keys() == {0}
+        with pytest.raises(PartitionStopped):
+            producer.produce(StreamMetadata(PID, 0, 9), b"9")
+        produce(producer, [8], sources=[1])
+        seen = filtered(brokers)
+        assert seen[0] == [0, 1, 2], "what is before it is in the log, what is behind it is not"
+        producer.retry(1)  # of a partition that goes on: nothing
+        brokers.topic[0].refuses = lambda _record: None
+        producer.retry(0)
+        producer.flush(WAIT_S)
+        assert producer.stopped == {}
+    seen = filtered(brokers)
+    assert (seen[0], seen[1]) == (list(range(8)), [0, 1, 2, 4, 5, 6, 7, 8])
+
+
+def test_a_record_that_is_too_large_is_told_with_the_topics_limit(brokers):
+    brokers.topic[0].size_max = brokers.topic[1].size_max = 2_000
+    with opened(brokers) as producer:
+        producer.produce(StreamMetadata(PID, 0, 0), b"0")
+        producer.produce(StreamMetadata(PID, 0, 1), bytes(3_000))
+        with pytest.raises(PartitionStopped, match=r"max\.message\.bytes=2000 \(set for the topic\)") as stopped:
+            producer.flush(WAIT_S)
+        assert stopped.value.cause.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+        brokers.topic[0].size_max = 10_000
+        producer.retry(0)
+    assert [len(one.value) for one in brokers.topic[0].records()] == [1, 3_000]
+
+
+def test_a_missing_right_is_named(brokers):
+    brokers.topic[0].refuses, brokers.topic[0].refuses_with = lambda _: "no", Code.TOPIC_AUTHORIZATION_FAILED
+    producer = opened(brokers)
+    producer.produce(StreamMetadata(PID, 0, 0), b"0")
+    with pytest.raises(PartitionStopped, match="WRITE on topic 'orders'"):
+        producer.close(WAIT_S)
+    with pytest.raises(BadPartitionerSetting, match="closed"):
+        producer.produce(StreamMetadata(PID, 1, 0), b"0")
+    producer.close()
+
+
+def test_while_brokers_are_away_records_wait_and_so_does_who_has_no_room(brokers):
+    with opened(brokers, {"queue.buffering.max.messages": 1}, max_block_ms=50) as producer:
+        brokers.down = {1}
+        brokers.disconnect()
+        producer.produce(StreamMetadata(PID, 0, 0), b"0")
+        with pytest.raises(OffsetNotAbove):
+            producer.produce(StreamMetadata(PID, 0, 0), b"0")
+        with pytest.raises(NotDelivered) as late:
+            producer.produce(StreamMetadata(PID, 1, 0), b"0")
+        assert (late.value.records, late.value.timeout_s) == (1, 0.05)
+        with pytest.raises(NotDelivered):
+            producer.flush(0.01)
+        assert len(producer) == 1
+        brokers.down = set()
+        producer.flush(WAIT_S)
+    assert filtered(brokers) == {0: [0]}
+
+
+def test_an_error_of_the_caller_leaves_at_once(brokers):
+    began_s = time.monotonic()
+
+    def fail():
+        with opened(brokers) as producer:
+            brokers.down = {1}
+            brokers.disconnect()
+            producer.produce(StreamMetadata(PID, 0, 0), b"0")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert time.monotonic() - began_s < 30
+
+
+def test_the_count_is_that_of_the_start_or_a_given_one_and_a_topic_that_does_not_fit_is_named(brokers):
+    with opened(brokers) as producer, opened(brokers, partition_count=1) as fewer:
+        assert (producer.partition_count, fewer.partition_count) == (2, 1)
+        produce(fewer, range(2))
+    assert len(brokers.topic[1].records()) == 0
+    with pytest.raises(TopicUnfit, match="partition_count=3 is fixed but the topic has 2"):
+        opened(brokers, partition_count=3)
+    with pytest.raises(BadPartitionerSetting, match="carrier"):
+        opened(brokers, carrier="value")
+    brokers.configs = {"cleanup.policy": "compact,delete"}
+    with pytest.raises(TopicUnfit, match=r"cleanup\.policy=compact,delete"):
+        opened(brokers)
+
+
+def test_a_topic_is_told_by_its_cluster_its_id_and_how_long_it_keeps_records(brokers):
+    config = {"bootstrap.servers": brokers.servers, "log_level": 0}
+    facts = topic_facts(config, brokers.name)
+    assert facts.incarnation.startswith("a cluster/")
+    assert (facts.partitions, facts.retention_ms) == (2, None)
+    brokers.configs = {"retention.ms": "86400000"}
+    assert topic_facts(config, brokers.name).retention_ms == 86_400_000
