@@ -80,19 +80,39 @@ _COMPACT = {
             ("throttle", Int32), _T,
         ),
     ),
+    (METADATA, 12): (
+        Schema(
+            ("topics", CompactArray(("id", _Id), ("name", _C), _T)), ("creates", Boolean), ("rights", Boolean), _T,
+        ),
+        Schema(
+            ("throttle", Int32),
+            ("brokers", CompactArray(("node", Int32), ("host", _C), ("port", Int32), ("rack", _C), _T)),
+            ("cluster", _C), ("controller", Int32),
+            ("topics", CompactArray(
+                ("error", Int16), ("name", _C), ("id", _Id), ("internal", Boolean),
+                ("partitions", CompactArray(
+                    ("error", Int16), ("index", Int32), ("leader", Int32), ("epoch", Int32),
+                    ("replicas", CompactArray(Int32)), ("isr", CompactArray(Int32)),
+                    ("offline", CompactArray(Int32)), _T,
+                )),
+                ("rights", Int32), _T,
+            )), _T,
+        ),
+    ),
     (INIT, 3): (Schema(("name", _C), ("timeout", Int32), ("id", Int64), ("epoch", Int16), _T), _PRODUCER),
     (END, 5): (Schema(("name", _C), ("id", Int64), ("epoch", Int16), ("commit", Boolean), _T), _PRODUCER),
 }  # fmt: skip
 _PLAIN = {
     (kind.API_KEY, kind.API_VERSION): (kind.SCHEMA, kind.RESPONSE_TYPE.SCHEMA)
     for kind in (
-        produce.ProduceRequest_v8, fetch.FetchRequest_v4, offset.OffsetRequest_v1, metadata.MetadataRequest_v5,
+        produce.ProduceRequest_v8, fetch.FetchRequest_v4, offset.OffsetRequest_v2, metadata.MetadataRequest_v5,
         coordination.FindCoordinatorRequest_v1, transaction.InitProducerIdRequest_v0,
         transaction.AddPartitionsToTxnRequest_v0, transaction.EndTxnRequest_v0, admin.DescribeConfigsRequest_v1,
     )
 }  # fmt: skip
+_PLAIN[END, 1] = _PLAIN[END, 0]
 _SPOKEN = {
-    PRODUCE: (8, 13), FETCH: (4, 4), OFFSETS: (1, 1), METADATA: (5, 5), FIND: (1, 1), VERSIONS: (0, 3), INIT: (0, 3),
+    PRODUCE: (8, 13), FETCH: (4, 4), OFFSETS: (2, 2), METADATA: (5, 12), FIND: (1, 1), VERSIONS: (0, 3), INIT: (0, 3),
     ADD: (0, 0), END: (0, 5), CONFIGS: (1, 1),
 }  # fmt: skip
 _VERSION_0 = Schema(("error", Int16), ("versions", Array(("key", Int16), ("least", Int16), ("most", Int16))))
@@ -113,6 +133,9 @@ class SimulatedPartition:
         self.start = self.end = 0
         self.batches: list[bytes] = []
         self.producers: dict[int, _Producer] = {}
+        self.undecided: dict[int, int] = {}
+        """By producer id: where its open transaction begins."""
+        self.aborted: list[tuple[int, int]] = []
         self.refuses: Callable[[Record], str | None] = lambda _record: None
         self.refuses_with = Code.INVALID_RECORD
         self.size_max = 1 << 20
@@ -145,18 +168,29 @@ class SimulatedPartition:
                 return Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1, [], None
         known = self.producers.setdefault(header.producer_id, _Producer(header.producer_epoch))
         known.known.append((*sequence, self.end))
+        if header.is_transactional:
+            self.undecided.setdefault(header.producer_id, self.end)
         return Code.NONE, self._put(bytearray(data)), [], None
 
     def write(self, *values: bytes, **fields: object) -> int:
         """Records of another program."""
         return self._put(bytearray(encode_batch(list(values), timestamps_ms=1_790_000_000_000, **fields).data))
 
-    def mark(self, producer_id: int, epoch: int) -> None:
+    @property
+    def decided(self) -> int:
+        """Kafka's last stable offset."""
+        return min([self.end, *self.undecided.values()])
+
+    def mark(self, producer_id: int, epoch: int, *, commits: bool = False) -> None:
         """The end of a transaction: from now on older epochs of this producer are refused."""
-        marker = encode_batch([b"end"], keys=[bytes(4)], timestamps_ms=1).with_producer(producer_id, epoch, -1)
+        if (first := self.undecided.pop(producer_id, None)) is not None and not commits:
+            self.aborted.append((producer_id, first))
+        kind = bytes([0, 0, 0, commits])
+        marker = encode_batch([b"end"], keys=[kind], timestamps_ms=1).with_producer(producer_id, epoch, -1)
         marker[layout.CRC_COVERS_FROM + 1] |= layout.CONTROL_BIT
         layout.write_crc(marker, layout.crc32c(marker, layout.CRC_COVERS_FROM))
-        self.producers[producer_id] = _Producer(epoch)
+        if producer_id not in self.producers or self.producers[producer_id].epoch < epoch:
+            self.producers[producer_id] = _Producer(epoch)
         self._put(marker)
 
     def _put(self, data: bytearray) -> int:
@@ -176,13 +210,14 @@ class SimulatedPartition:
         self.batches = [one for one in self.batches if BatchHeader.parse(one).next_offset > start]
         self.start = start
 
-    def read(self, at: int, size_max: int) -> bytes | None:
-        """As a fetch: at least one batch; None: the offset is not there."""
+    def read(self, at: int, size_max: int, end: int) -> bytes | None:
+        """As a fetch: at least one batch, none behind `end`; None: the offset is not there."""
         if not self.start <= at <= self.end:
             return None
         found = b""
         for one in self.batches:
-            if BatchHeader.parse(one).next_offset > at:
+            header = BatchHeader.parse(one)
+            if header.next_offset > at and header.base_offset < end:
                 found += one if len(found) + len(one) <= size_max or not found else b""
                 if len(found) >= size_max:
                     break
@@ -333,7 +368,7 @@ class SimulatedBrokers:
                 if not is_silent:
                     answer = struct.pack(">i", number) + answer
                     writer.write(struct.pack(">i", len(answer)) + answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(writer)
@@ -371,7 +406,9 @@ class SimulatedBrokers:
 
     # -- the calls: they get the fields of a request and the code of a fault, and return the fields of the answer ------
 
-    async def _metadata(self, _node: int, request: tuple, code: int | None) -> tuple:
+    async def on_metadata(self, _node: int, request: tuple, code: int | None) -> tuple:
+        if is_compact := len(request) > 3:
+            request = ([name for _, name, _ in request[0] or ()],)
         brokers = [(node, "127.0.0.1", port, None) for node, port in self._ports.items() if node not in self.down]
         topics = []
         for name in request[0] or ():
@@ -383,14 +420,21 @@ class SimulatedBrokers:
                 for n, one in enumerate(self.topic)
             ]
             topics.append((code or Code.NONE, name, False, parts))
-        return 0, brokers, self.cluster_id, 1, topics
+        if not is_compact:
+            return 0, brokers, self.cluster_id, 1, topics
+        brokers = [(*one, {}) for one in brokers]
+        topics = [
+            (error, name, self.topic_id, internal, [(*one[:3], 0, *one[3:], {}) for one in parts], -(1 << 31), {})
+            for error, name, internal, parts in topics
+        ]
+        return 0, brokers, self.cluster_id, 1, topics, {}
 
     def _at(self, node: int, partition: int, code: int | None) -> int:
         if code is not None:
             return code
         return Code.NONE if self.topic[partition].leader == node else Code.NOT_LEADER_OR_FOLLOWER
 
-    async def _produce(self, node: int, request: tuple, code: int | None) -> tuple:
+    async def on_produce(self, node: int, request: tuple, code: int | None) -> tuple:
         found = []
         for one in request[3]:
             name, partitions = one[:2]
@@ -406,34 +450,36 @@ class SimulatedBrokers:
             found.append((name, answers, {}))
         return found, 0, {}
 
-    async def _fetch(self, node: int, request: tuple, code: int | None) -> tuple:
+    async def on_fetch(self, node: int, request: tuple, code: int | None) -> tuple:
         found = []
         for name, partitions in request[5]:
             answers = []
             for index, at, size_max in partitions:
                 one, error, data = self.topic[index], self._at(node, index, code), b""
-                if error == Code.NONE and (data := one.read(at, size_max)) is None:
+                end = one.decided if request[4] else one.end
+                if error == Code.NONE and (data := one.read(at, size_max, end)) is None:
                     error = Code.OFFSET_OUT_OF_RANGE
-                answers.append((index, error, one.end, one.end, [], data or b""))
+                answers.append((index, error, one.end, one.decided, one.aborted if request[4] else [], data or b""))
             found.append((name, answers))
         if not any(answer[5] or answer[1] for _, answers in found for answer in answers):
             await asyncio.sleep(min(request[1], 5) / 1000)
         return 0, found
 
-    async def _offsets(self, node: int, request: tuple, code: int | None) -> tuple:
+    async def on_offsets(self, node: int, request: tuple, code: int | None) -> tuple:
         found = []
-        for name, partitions in request[1]:
+        for name, partitions in request[2]:
             answers = []
             for index, which in partitions:
                 one = self.topic[index]
-                answers.append((index, self._at(node, index, code), -1, one.start if which == -2 else one.end))
+                end = one.decided if request[1] else one.end
+                answers.append((index, self._at(node, index, code), -1, one.start if which == -2 else end))
             found.append((name, answers))
-        return (found,)
+        return 0, found
 
-    async def _find(self, _node: int, _request: tuple, code: int | None) -> tuple:
+    async def on_find(self, _node: int, _request: tuple, code: int | None) -> tuple:
         return 0, code or Code.NONE, None, 1, "127.0.0.1", self._ports[1]
 
-    async def _init(self, _node: int, request: tuple, code: int | None) -> tuple:
+    async def on_init(self, _node: int, request: tuple, code: int | None) -> tuple:
         name, _, *named = request
         if code is not None:
             return 0, code, -1, -1, {}
@@ -449,6 +495,9 @@ class SimulatedBrokers:
         elif named and named[0] >= 0 and tuple(named[:2]) != (held.producer_id, held.epoch):
             return 0, Code.PRODUCER_FENCED, -1, -1, {}
         held.raise_epoch(INIT)
+        for one in self.topic:
+            if held.producer_id in one.undecided:
+                one.mark(held.producer_id, held.epoch)
         return 0, Code.NONE, held.producer_id, held.epoch, {}
 
     def _held(self, name: str, producer_id: int, epoch: int, code: int | None) -> tuple[int, _Transaction | None]:
@@ -459,14 +508,14 @@ class SimulatedBrokers:
             return Code.INVALID_PRODUCER_ID_MAPPING, None
         return (Code.NONE, held) if held.epoch == epoch else (Code.PRODUCER_FENCED, None)
 
-    async def _add(self, _node: int, request: tuple, code: int | None) -> tuple:
+    async def on_add(self, _node: int, request: tuple, code: int | None) -> tuple:
         error, held = self._held(*request[:3], code)
         [(topic, partitions)] = request[3]
         if held is not None:
-            held.listed = list(partitions)
+            held.listed = sorted({*held.listed, *partitions})
         return 0, [(topic, [(one, error) for one in partitions])]
 
-    async def _end(self, _node: int, request: tuple, code: int | None) -> tuple:
+    async def on_end(self, _node: int, request: tuple, code: int | None) -> tuple:
         name, producer_id, epoch = request[:3]
         held, raises = self._transactions.get(name), len(request) > 4
         if code is None and held is not None and held.raised_by == (END, epoch):
@@ -479,20 +528,20 @@ class SimulatedBrokers:
             held.raise_epoch(END)
         for one in (self.topic[number] for number in listed):
             if one.takes_markers and one.leader is not None:
-                one.mark(held.producer_id, held.epoch)
+                one.mark(held.producer_id, held.epoch, commits=request[3])
         return 0, Code.NONE, held.producer_id, held.epoch, {}
 
-    async def _configs(self, _node: int, request: tuple, code: int | None) -> tuple:
+    async def on_configs(self, _node: int, request: tuple, code: int | None) -> tuple:
         given = {
             "cleanup.policy": "delete", "max.message.bytes": str(self.topic[0].size_max), "retention.ms": "-1",
             "message.timestamp.type": "CreateTime", **self.configs,
         }  # fmt: skip
         entries = [(name, value, False, 1, False, []) for name, value in given.items()]
-        return 0, [(code or Code.NONE, None, kind, name, entries) for kind, name, _ in request[0]]
+        return 0, [(code or Code.NONE, None, kind, name, entries if kind == 2 else []) for kind, name, _ in request[0]]
 
 
 _CALLS = {
-    PRODUCE: SimulatedBrokers._produce, FETCH: SimulatedBrokers._fetch, OFFSETS: SimulatedBrokers._offsets,
-    METADATA: SimulatedBrokers._metadata, FIND: SimulatedBrokers._find, INIT: SimulatedBrokers._init,
-    ADD: SimulatedBrokers._add, END: SimulatedBrokers._end, CONFIGS: SimulatedBrokers._configs,
+    PRODUCE: SimulatedBrokers.on_produce, FETCH: SimulatedBrokers.on_fetch, OFFSETS: SimulatedBrokers.on_offsets,
+    METADATA: SimulatedBrokers.on_metadata, FIND: SimulatedBrokers.on_find, INIT: SimulatedBrokers.on_init,
+    ADD: SimulatedBrokers.on_add, END: SimulatedBrokers.on_end, CONFIGS: SimulatedBrokers.on_configs,
 }  # fmt: skip
