@@ -278,6 +278,10 @@ class _Place(NamedTuple):
     leader_epoch: int = -1
 
 
+_Found: TypeAlias = tuple[int, int, WholeBatch]
+"""A batch, with the base offset of its segment before it and the leader epoch of the batch before."""
+
+
 class ReadableLog(Protocol):
     """What BatchReader needs of a log; every answer may change between two calls."""
 
@@ -342,14 +346,14 @@ class BatchReader:
         parts: list[bytes | bytearray | memoryview] = []
         size, window_bytes = 0, min(WINDOW_BYTES, max(max_bytes, _PAGE_BYTES))
         try:
-            for place, batch in self._below(bounds.end, self._walk(offset, bounds.end, window_bytes)):
-                header = batch.header
-                if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
+            for base, _, found in self._walk(offset, bounds.end, window_bytes):
+                header = found.batch.header
+                is_full = parts and (found.position == 0 or size + header.size_bytes > max_bytes)
+                if is_full or header.next_offset > bounds.end:
                     break
-                parts.append(batch.data)
+                parts.append(found.batch.data)
                 size += header.size_bytes
-                behind = place.position + header.size_bytes
-                self._remember(_Place(place.base, behind, header.next_offset, header.leader_epoch))
+                self._remember(_Place(base, found.end, header.next_offset, header.leader_epoch))
                 if size >= max_bytes:
                     break
         except CorruptBatch:
@@ -371,18 +375,21 @@ class BatchReader:
         walk = self._walk(start, until, WINDOW_BYTES if until - start > _FEW else _FEW_BYTES)
         return self._up_to(bounds.end, until, walk)
 
-    def _up_to(self, bound: int, end: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[RecordBatch]:
+    def _up_to(self, bound: int, end: int, walk: Iterator[_Found]) -> Iterator[RecordBatch]:
         """The batches up to the bound. The place of the one at the end is remembered, for who looks at it again and
         goes on behind it.
         """
-        for place, batch in walk:
-            next_offset = batch.header.next_offset
+        for base, epoch, found in walk:
+            header = found.batch.header
+            next_offset = header.next_offset
             if next_offset >= end:
                 if next_offset > bound:
                     return
-                behind = place.position + batch.header.size_bytes
-                self._remember(place, _Place(place.base, behind, next_offset, batch.header.leader_epoch))
-            yield batch
+                self._remember(
+                    _Place(base, found.position, header.base_offset, epoch),
+                    _Place(base, found.end, next_offset, header.leader_epoch),
+                )
+            yield found.batch
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
         """Every record in [start, end), decoded; control batches hold none."""
@@ -427,7 +434,7 @@ class BatchReader:
         start = self._start_for_timestamp(timestamp_ms, bounds)
         if start is None:
             return None
-        for _, batch in self._walk(start, bounds.end, WINDOW_BYTES):
+        for _, _, (_, batch) in self._walk(start, bounds.end, WINDOW_BYTES):
             if batch.header.max_timestamp_ms < timestamp_ms or batch.header.is_control:
                 continue
             for record in batch.records():
@@ -459,7 +466,7 @@ class BatchReader:
         if last is not None and base + last[1] < next_base and self._is_true(base, last):
             start = base + last[1]  # no batch before the entry's is newer
         walk = self._walk(max(start, bounds.start), next_base, WINDOW_BYTES)
-        return max((batch.header.max_timestamp_ms for _, batch in walk), default=-1)
+        return max((batch.header.max_timestamp_ms for _, _, (_, batch) in walk), default=-1)
 
     def forget(self) -> None:
         """Forget the remembered positions and times: the log was cut."""
@@ -479,43 +486,37 @@ class BatchReader:
             raise OffsetOutOfRange(end, *bounds)
         return bounds
 
-    @staticmethod
-    def _below(bound: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[tuple[_Place, RecordBatch]]:
-        """The batches up to the bound."""
-        for found in walk:
-            if found[1].header.next_offset > bound:
-                return
-            yield found
-
     def _decoded(self, start: int, end: int) -> Iterator[RecordRows]:
-        for _, batch in self._walk(start, end, WINDOW_BYTES):
+        for _, _, (_, batch) in self._walk(start, end, WINDOW_BYTES):
             if not batch.header.is_control:
                 yield batch.rows().between(start, end)
 
-    def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
-        """Every batch with an offset in [start, end), with its place, over all its segments, up to known damage."""
+    def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[_Found]:
+        """Every batch with an offset in [start, end), over all its segments, up to known damage."""
         damage = self._log.damage
         yield from self._present(start, end if damage is None else min(end, damage.offset), window_bytes)
         if damage is not None and damage.offset < end:
             raise CorruptBatch(*damage)
 
-    def _present(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+    def _present(self, start: int, end: int, window_bytes: int) -> Iterator[_Found]:
         """The same, in files without known damage. After a cut it begins anew, if the last batch is still there."""
-        last: BatchHeader | None = None
+        last: _Found | None = None
         while True:
             cuts = self._log.cuts()
             for found in self._in_files(start, end, window_bytes):
                 if self._log.cuts() != cuts:
                     break
-                last = found[1].header
-                start = last.next_offset
+                last = found
                 yield found
             else:
                 return
             self.forget()
-            self._check_stands(last)
+            if last is not None:
+                header = last[2].batch.header
+                self._check_stands(header)
+                start = header.next_offset
 
-    def _in_files(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+    def _in_files(self, start: int, end: int, window_bytes: int) -> Iterator[_Found]:
         """The same, of whatever history the files are.
 
         After a cut other batches may be in an expected place. So if one does not fit, its place is looked up again in
@@ -536,7 +537,7 @@ class BatchReader:
                 if header.next_offset <= start:
                     epoch = header.leader_epoch
                     continue
-                yield _Place(place.base, found.position, header.base_offset, epoch), found.batch
+                yield place.base, epoch, found
                 start, looks, epoch = header.next_offset, 0, header.leader_epoch
                 if start >= end:
                     return
@@ -553,12 +554,10 @@ class BatchReader:
                 before = start - 1 if start > self._log.bounds().start else start
                 place, epoch = self._look_up(before, fresh=True), -1
 
-    def _check_stands(self, last: BatchHeader | None) -> None:
-        """Raise OffsetOutOfRange if this batch, which was given, was cut off. None, or one that retention took: all is
-        well.
-        """
+    def _check_stands(self, last: BatchHeader) -> None:
+        """Raise OffsetOutOfRange if this batch, which was given, was cut off. One that retention took: all is well."""
         bounds = self._log.bounds()
-        if last is None or last.base_offset < bounds.start:
+        if last.base_offset < bounds.start:
             return
         if last.next_offset <= bounds.end:
             at = last.base_offset
