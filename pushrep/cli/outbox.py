@@ -222,9 +222,10 @@ class _Running:
     def _append_lines(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
         try:
-            for _, line in numbered_lines(cast("BinaryIO", self._process.stdout), self._line_bytes_max):
-                self._line += 1
-                self._append(self._line, line)
+            with self._process.stdout as output:
+                for _, line in numbered_lines(cast("BinaryIO", output), self._line_bytes_max):
+                    self._line += 1
+                    self._append(self._line, line)
         except (PushrepError, OSError) as error:
             self._why = error
         finally:
