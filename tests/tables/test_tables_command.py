@@ -1,9 +1,13 @@
 """`pushrep tables`, as an operator runs it; and a relay that is killed wherever it is."""
 
+import contextlib
+import io
 import json
+import logging
+import os
 import re
 import signal
-import subprocess
+import threading
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -14,10 +18,11 @@ from sqlalchemy.orm import Session
 
 from filtering import ReplayFilter
 from pushrep import LogConfig, OutboxConfig
+from pushrep.cli.main import run
 from pushrep.log import StillNeeded
 from pushrep.outbox.destinations import purge_closed
 from pushrep.tables import EVENT_ID, OutboxTable
-from tests.programs import PUSHREP, PythonProgram
+from tests.programs import PythonProgram
 from tests.tables.conftest import OrderPlaced, engine_of, open_outbox, relayed
 
 
@@ -42,10 +47,49 @@ def place(engine, orders, *numbers):
             orders.add(session, OrderPlaced(number, f"c{number % 5}"))
 
 
+SIGNALS = signal.SIGTERM, signal.SIGINT
+
+
+def called(*arguments):
+    """`pushrep tables` in this process: its exit code, what it prints, and its errors."""
+    out, err, before = io.StringIO(), io.StringIO(), [signal.getsignal(one) for one in SIGNALS]
+    level = logging.getLogger().level
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run(["tables", *map(str, arguments)])
+    finally:
+        for one, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(one, handler)
+        logging.getLogger().setLevel(level)
+    return code, out.getvalue(), err.getvalue()
+
+
 def tables(*arguments, code=0):
-    done = subprocess.run([PUSHREP, "tables", *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    return done.stdout if code == 0 else done.stdout + done.stderr
+    done, out, err = called(*arguments)
+    assert done == code, (done, out, err)
+    return out if code == 0 else out + err
+
+
+def relay_all(engine, dsn, outbox_at, *options, ends_with=signal.SIGTERM):
+    """`pushrep tables relay` in this process, which is told to end once no row waits; what it says."""
+    is_over = threading.Event()
+
+    def end():
+        with engine.connect() as connection:
+            while connection.execute(text("SELECT count(*) FROM pushrep_outbox")).scalar() and not is_over.wait(0.005):
+                connection.rollback()
+        if not is_over.is_set():
+            os.kill(os.getpid(), ends_with)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    try:
+        code, _, err = called("relay", dsn, "--outbox", outbox_at, "--poll-ms", "1", *options)
+    finally:
+        is_over.set()
+        ending.join()
+    assert code == 0, err
+    return err
 
 
 def status(dsn, code=0):
@@ -75,16 +119,31 @@ def wait_relayed(engine, relay):
 
 def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, orders, tmp_path):
     assert "give --topic" in tables("relay", dsn, "--outbox", tmp_path / "new", code=2)
+    assert "--config is for the Kafka client" in tables(
+        "relay", dsn, "--outbox", tmp_path, "--config", __file__, code=2
+    )
     place(engine, orders, 1, 2, 3)
     shown = status(dsn)
     assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (3, 0, None)
-    relay = Relay(dsn, tmp_path / "new", "--topic", "orders", "--partitions", "2")
-    wait_relayed(engine, relay)
-    assert "3 rows relayed" in relay.end()
-    assert relay.process.returncode == 0
+    assert (shown["outbox_id"], shown["is_open"], shown["is_moved"], shown["parked"]) == (None, False, False, [])
+    assert "no relay of this topic ever ran: pushrep tables relay --help" in tables("status", dsn, "--topic", "orders")
+    given = ("--topic", "orders", "--partitions", "2", "--producer", "till")
+    assert "3 rows relayed\n" in relay_all(engine, dsn, tmp_path / "new", *given)
+    with open_outbox(tmp_path / "new", producer="till") as outbox:
+        assert sorted(number for _, number in relayed(outbox)) == [1, 2, 3]
+        outbox_id = outbox.identity.outbox_id
+    place(engine, orders, 4)
+    assert "1 row relayed\n" in relay_all(engine, dsn, tmp_path / "new", ends_with=signal.SIGINT), (
+        "its settings are known"
+    )
     shown = status(dsn)
-    assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (0, 3, "1-1")
-    assert "topic orders: 3 rows relayed, 0 wait" in tables("status", dsn, "--topic", "orders")
+    assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (0, 4, "1-2")
+    assert (shown["outbox_id"], shown["is_open"], shown["is_moved"]) == (outbox_id, False, False)
+    assert tables("status", dsn, "--topic", "orders") == "topic orders: 4 rows relayed, 0 wait\n"
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pushrep_outbox_relay SET system_id = 'another'"))
+    assert status(dsn, code=1)["is_moved"]
+    assert "pushrep tables adopt" in tables("relay", dsn, "--outbox", tmp_path / "new", code=1)
 
 
 def test_parked_rows_are_retried_or_dropped(engine, dsn, orders, outbox_at):
@@ -94,40 +153,77 @@ def test_parked_rows_are_retried_or_dropped(engine, dsn, orders, outbox_at):
             connection.execute(text(statement), {"partition": partition})
     said = tables("relay", dsn, "--outbox", outbox_at, code=1)
     assert "row 1 of topic orders can't be appended: partition" in said
-    relay = Relay(dsn, outbox_at, "--on-refused", "park")
-    wait_relayed(engine, relay)
-    relay.end()
-    assert [one["id"] for one in status(dsn, code=1)["parked"]] == [1, 2]
+    relay_all(engine, dsn, outbox_at, "--on-refused", "park")
+    parked = status(dsn, code=1)["parked"]
+    assert [one["id"] for one in parked] == [1, 2]
+    assert all("partition" in one["why"] for one in parked)
+    told = tables("status", dsn, "--topic", "orders", code=1)
+    assert "parked row  why" in told
+    assert "pushrep tables retry ID; or pushrep tables drop ID" in told
     with engine.begin() as connection:
         connection.execute(text("UPDATE pushrep_outbox_parked SET partition = 0 WHERE id = 1"))
     assert json.loads(tables("retry", dsn, 1, "--topic", "orders", "--json")) == {"retried": [1]}
-    assert json.loads(tables("drop", dsn, 2, 5, "--topic", "orders", "--json")) == {"dropped": [2]}
+    assert called("retry", dsn, 1, "--topic", "orders") == (0, "0 rows wait again\n", "not parked: 1\n")
+    assert json.loads(tables("drop", dsn, 2, 5, "--topic", "refunds", "--json")) == {"dropped": []}
+    assert called("drop", dsn, 6, 2, 5, "--topic", "orders") == (0, "1 row are dropped\n", "not parked: 5, 6\n")
+    assert json.loads(tables("drop", dsn, 2, "--topic", "orders", "--json")) == {"dropped": []}
     assert status(dsn)["rows"]["waiting"] == 1
 
 
 def test_adopting_says_what_a_restored_database_costs(engine, dsn, orders, outbox_at):
     """The state as it was before two batches, and the rows of the second again."""
     place(engine, orders, 1)
-    relay = Relay(dsn, outbox_at)
-    wait_relayed(engine, relay)
+    relay_all(engine, dsn, outbox_at)
     with engine.connect() as connection:
         before = connection.execute(text("SELECT * FROM pushrep_outbox_relay")).one()._asdict()
     place(engine, orders, 2, 3)
-    wait_relayed(engine, relay)
-    relay.end()
+    with engine.connect() as connection:
+        rows = [one._asdict() for one in connection.execute(text("SELECT * FROM pushrep_outbox ORDER BY id"))]
+    relay_all(engine, dsn, outbox_at)
     with engine.begin() as connection:
         sets = ", ".join(f"{name} = :{name}" for name in before if name != "topic")
         connection.execute(text(f"UPDATE pushrep_outbox_relay SET {sets}"), before)
+        names = [name for name in rows[0] if name != "xid"]
+        own = "OVERRIDING SYSTEM VALUE " if engine.dialect.name == "postgresql" else ""
+        insert = (
+            f"INSERT INTO pushrep_outbox ({', '.join(names)}) {own}VALUES ({', '.join(f':{name}' for name in names)})"
+        )
+        for row in rows:
+            connection.execute(text(insert), {name: row[name] for name in names})
     assert "batch 1-2" in tables("relay", dsn, "--outbox", outbox_at, code=1)
     found = json.loads(tables("adopt", dsn, "--outbox", outbox_at, "--dry-run", "--json"))
-    assert (found["epoch"], found["missing"]) == (2, {})
+    assert (found["epoch"], found["waiting"], found["missing"]) == (2, 2, {})
+    assert sorted(found["twice"]) == ["1-2-2", "1-2-3"]
     assert any("batch 1-2" in one for one in found["findings"])
-    assert "epoch 2" in tables("adopt", dsn, "--outbox", outbox_at)
+    told = tables("adopt", dsn, "--outbox", outbox_at, "--dry-run")
+    assert told.endswith("\n2 rows would be relayed in epoch 2\n")
+    assert "may come twice, as their rows wait again: 1-2-" in told
+    assert status(dsn)["batch"] == "1-1", "a dry run changes nothing"
+    assert tables("adopt", dsn, "--outbox", outbox_at).endswith("\n2 rows will be relayed in epoch 2\n")
     place(engine, orders, 4)
-    relay = Relay(dsn, outbox_at)
-    wait_relayed(engine, relay)
-    relay.end()
+    relay_all(engine, dsn, outbox_at)
     assert status(dsn)["batch"] == "2-1"
+
+
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_adopting_another_outbox_says_what_is_gone(engine, dsn, orders, outbox_at, tmp_path):
+    """What the database gave to the first one is not in the second."""
+    place(engine, orders, *range(6))
+    told = tables("adopt", dsn, "--outbox", outbox_at, "--dry-run")
+    assert told == "the database knows no relay of this topic yet\n6 rows would be relayed in epoch 1\n"
+    relay_all(engine, dsn, outbox_at)
+    with open_outbox(outbox_at) as outbox:
+        first, ends = outbox.identity.outbox_id, {n: outbox.log(n).log_end_offset for n in range(2)}
+    with open_outbox(tmp_path / "new"):
+        pass
+    told = tables("adopt", dsn, "--outbox", tmp_path / "new")
+    assert f"so far the rows went to outbox {first}\n" in told
+    for partition, end in ends.items():
+        assert f"gone: the records [0, {end}) of partition {partition}, and their rows\n" in told
+    assert told.endswith("0 rows will be relayed in epoch 2\n")
+    place(engine, orders, 9)
+    relay_all(engine, dsn, tmp_path / "new")
+    assert "relayed into outbox" in tables("relay", dsn, "--outbox", outbox_at, code=1)
 
 
 def test_a_database_that_is_away_is_told_by_the_exit_code(tmp_path):
