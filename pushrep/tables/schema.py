@@ -13,6 +13,7 @@ row. SQLite has one writer at a time, so there `id` alone is the order of commit
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Column, Identity, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import UserDefinedType
@@ -33,6 +34,9 @@ class Xid8(UserDefinedType[int]):
 
     def get_col_spec(self, **_options: Any) -> str:
         return "xid8"
+
+
+ischema_names.setdefault("xid8", Xid8)  # as Alembic finds it in a database; else SQLAlchemy warns of each such column
 
 
 class CurrentXid(FunctionElement[int]):
