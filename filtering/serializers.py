@@ -17,18 +17,25 @@ from filtering.errors import BadFilterSetting
 _REGISTRY = "confluent_kafka.schema_registry"
 
 
-def with_context(given: Callable[..., Any], topic: str, field: Literal["key", "value"]) -> Callable[[Any], Any]:
+def with_context(
+    given: Callable[..., Any], topic: str, field: Literal["key", "value"], headers: Any = None
+) -> Callable[[Any], Any]:
     """The function of one argument that calls it."""
     client = sys.modules.get("confluent_kafka.serialization")
     if client is None or not isinstance(given, client.Serializer | client.Deserializer):
         return given
-    context = client.SerializationContext(topic, field)
+    context = client.SerializationContext(topic, field, headers)
     return lambda value: given(value, context)
 
 
 def asks_registry(given: object) -> bool:
     """Whether it is one of confluent-kafka's that asks a Schema Registry, at the first use of each schema."""
     return any(one.__module__.startswith(_REGISTRY) for one in type(given).__mro__)
+
+
+def writes_headers(given: object) -> bool:
+    """Whether it is one of confluent-kafka's that was set to write its schema's id into a header of the record."""
+    return getattr(getattr(given, "_schema_id_serializer", None), "__name__", "") == "header_schema_id_serializer"
 
 
 def is_asynchronous(given: object) -> bool:
@@ -76,18 +83,16 @@ class Deserializer:
             raise BadFilterSetting("deserializer", given, "a function of a value's bytes, not an asynchronous one")
         self.asks_registry = asks_registry(given)
         """Whether it may wait for a registry, at the first record of each schema."""
-        self._given, self._by_topic = given, dict[str, Callable[[Any], Any]]()
+        self._given = given
 
-    def read(self, values: Iterable[tuple[str, bytes | None]]) -> list[Deserialized]:
-        """Of each topic and value."""
-        return [self._one(topic, data) for topic, data in values]
+    def read(self, values: Iterable[tuple[str, bytes | None, Any]]) -> list[Deserialized]:
+        """Of each record's topic, value and headers, a list or dict, which may hold the schema's id."""
+        return [self._one(topic, data, headers) for topic, data, headers in values]
 
-    def _one(self, topic: str, data: bytes | None) -> Deserialized:
+    def _one(self, topic: str, data: bytes | None, headers: Any) -> Deserialized:
         if data is None:
             return Deserialized(None, None)
-        if (read := self._by_topic.get(topic)) is None:
-            read = self._by_topic[topic] = with_context(self._given, topic, "value")
         try:
-            return Deserialized(read(data), None)
+            return Deserialized(with_context(self._given, topic, "value", headers)(data), None)
         except Exception as error:  # noqa: BLE001 - anything that its author raises; it reaches the caller
             return Deserialized(None, error)

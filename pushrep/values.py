@@ -26,7 +26,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from filtering.murmur import default_partition
-from filtering.serializers import ask_registry, asks_registry, is_asynchronous, with_context
+from filtering.serializers import ask_registry, asks_registry, is_asynchronous, with_context, writes_headers
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.settings import OneOf, whole_number
 
@@ -86,6 +86,9 @@ class Serializer:
     def __init__(self, argument: str, given: MakesBytes, topic: str, field: Literal["key", "value"]) -> None:
         if is_asynchronous(given):
             why = f"{type(given).__name__} is asynchronous: give the one without Async; no event loop waits for it"
+            raise BadArgument(argument, why)
+        if writes_headers(given):
+            why = "it writes schema ids into headers, which are the caller's: leave its schema.id.serializer out"
             raise BadArgument(argument, why)
         self.is_warm = not asks_registry(given)
         """Whether no registry has to be asked for its schema."""

@@ -512,7 +512,7 @@ class ReplayFilteredConsumer:
         """By the id of the record, which is no key."""
         if self._deserializer is None:
             return {}
-        read = partial(self._deserializer.read, [(one.topic, one.value) for one in records])
+        read = partial(self._deserializer.read, [(one.topic, one.value, list(one.headers)) for one in records])
         found = await asyncio.to_thread(read) if self._deserializer.asks_registry else read()
         return dict(zip(map(id, records), found, strict=True))
 

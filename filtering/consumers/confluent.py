@@ -334,7 +334,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             return messages
         records = [one for one in messages if one.error() is None]
         failed = []
-        found = self._deserializer.read((str(one.topic()), one.value()) for one in records)
+        found = self._deserializer.read((str(one.topic()), one.value(), one.headers()) for one in records)
         for message, (value, error) in zip(records, found, strict=True):
             if error is None:
                 message.set_value(value)

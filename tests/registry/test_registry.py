@@ -7,6 +7,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 import pytest
+from confluent_kafka.schema_registry import header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AsyncAvroSerializer, AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
@@ -70,7 +71,7 @@ def test_the_schema_is_registered_at_open_under_the_kafka_topic_and_a_reader_has
         outbox.append(value=value, key="customer 7").result(60)
         [record] = [one for n in range(4) for one in outbox.log(n).records(0)]
     assert (record.value[0], record.key) == (0, b"customer 7")
-    [(found, error)] = Deserializer(deserializer).read([(topic, record.value)])
+    [(found, error)] = Deserializer(deserializer).read([(topic, record.value, list(record.headers))])
     assert (found, error) == (expected, None)
     assert found == deserializer(record.value, SerializationContext(topic, MessageField.VALUE))
 
@@ -134,6 +135,18 @@ def test_a_table_whose_registry_is_away_is_not_warm(no_registry):
         orders.warm()
     with pytest.raises(NotWarm):
         orders.add(None, Order(1, "ann"))
+
+
+def test_schema_ids_in_headers_are_read_and_refused_where_they_would_be_written(tmp_path, registry):
+    conf = {"schema.id.serializer": header_schema_id_serializer}
+    foreign = AvroSerializer(registry, AVRO, conf=conf)
+    with pytest.raises(BadArgument, match="schema ids into headers"):
+        open_outbox(tmp_path, "orders", serializer=foreign)
+    topic, headers = f"shop.{uuid.uuid4().hex}", []
+    order = {"id": 7, "customer": "customer 7"}  # confluent-kafka takes no value below six bytes
+    value = foreign(order, SerializationContext(topic, MessageField.VALUE, headers))
+    [(found, error)] = Deserializer(AvroDeserializer(registry)).read([(topic, value, headers)])
+    assert (found, error) == (order, None)
 
 
 def test_asynchronous_serializers_are_refused_by_name(tmp_path, registry):
