@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from pushrep.env import Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.env import Filesystem, LockHeld, file_size, read_whole, write_atomic
 from pushrep.env.filesystem import HOLE_BYTES_MAX
 
 
@@ -110,6 +110,10 @@ def _files(fs: Filesystem, directory: Path) -> None:
     with closing(fs.open(directory / "f", writable=False)) as file:
         _equal("another open sees the bytes", file.read_at(2, 0), b"ab")
         _refused("a write through a read-only file", lambda: file.write_at(b"x", 0), errno.EBADF)
+        _refused("growing a read-only file", lambda: file.allocate(100), errno.EBADF)
+    _refused("reading what was closed", lambda: file.read_at(1, 0), errno.EBADF)
+    _refused("writing what was closed", lambda: file.write_at(b"x", 0), errno.EBADF)
+    _refused("cutting what was closed", lambda: file.truncate(0), errno.EBADF)
 
 
 def _names(fs: Filesystem, directory: Path) -> None:
@@ -239,8 +243,10 @@ def _odd_files(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
     intruder.place_link(directory / "dangling", directory / "nothing")
     intruder.place_pipe(directory / "pipe")
     fs.make_directory(directory / "directory")
-    with closing(fs.open(directory / "link", writable=False)) as file:
-        _equal("a link to a file is read", file.read_at(99, 0), b"another's")
+    _equal("a link to a file is read", read_whole(fs, directory / "link", 9), b"another's")
+    _equal("and has its size", file_size(fs, directory / "link"), 9)
+    _equal("a directory has none", file_size(fs, directory / "directory"), None)
+    _equal("nor what is not there", file_size(fs, directory / "none"), None)
     for name, read, write in (
         ("link", None, errno.ELOOP),
         ("dangling", errno.ELOOP, errno.ELOOP),
