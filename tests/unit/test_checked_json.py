@@ -61,6 +61,13 @@ def test_n8_64_levels_are_read_and_65_are_not():
     assert parse_json(wide) == json.loads(wide), "many are not deep"
 
 
+def test_numbers_are_read_as_they_are_and_what_json_has_no_number_for_is_refused():
+    assert parse_json(b"[1.5, -2e3, 7]") == [1.5, -2000.0, 7]
+    for text in (b"NaN", b"[Infinity]", b'{"a": -Infinity}', b"1e999"):
+        with pytest.raises(BadJsonFile):
+            parse_json(text)
+
+
 def test_n8_a_line_of_a_journal_with_its_checksum_that_is_no_json_is_named():
     text = b"[" * 60_000
     with pytest.raises(BadJsonFile):

@@ -55,6 +55,11 @@ def test_more_than_are_kept_may_be_looked_at():
     for number, view in enumerate(views):
         view[:] = bytes([number]) * 8
     assert [bytes(view) for view in views] == [bytes([number]) * 8 for number in range(20)]
+    assert buffers.acquire_kept() is None, "who can do without gets none"
+    memory = {id(view.obj) for view in views}
+    views.clear()
+    del view
+    assert id(buffers.acquire_kept().obj) in memory, "until one is free"
 
 
 def test_nobody_waits_for_another_who_takes_one(monkeypatch):
