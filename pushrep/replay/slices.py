@@ -59,13 +59,10 @@ class Buffers:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            for number, (buffer, begin) in enumerate(self._kept):
-                try:
-                    buffer.append(buffer.pop())  # raises BufferError while it has a view
-                except BufferError:
-                    continue
-                self._kept.append(self._kept.pop(number))
-                return self._view(buffer, begin)
+            for buffer, begin in self._kept:
+                with suppress(BufferError):  # it has a view
+                    buffer.append(buffer.pop())
+                    return self._view(buffer, begin)
             if len(self._kept) >= _KEPT_MAX:
                 return None
             self._kept.append(self._made())

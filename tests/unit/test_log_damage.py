@@ -32,6 +32,8 @@ from pushrep.log.segment import OFFSET_ENTRY
 from tests.support.simulated_disk import PowerLost, SimulatedDisk
 from tests.unit.test_log_keeping import PATH, Machine
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 RECORDS = 40
 
 

@@ -19,6 +19,8 @@ from pushrep.log.directory_files import (
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALog
 from pushrep.log.published import LogOffsets, read_published
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 CLEAN = CleanLog(end_offset=5, last_segment_bytes=100, leader_epoch=1)
 
 

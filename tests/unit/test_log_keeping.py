@@ -29,6 +29,8 @@ from pushrep.log.segment_log import logs_problems, logs_status
 from pushrep.status import Blocks
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 PATH = Path("/logs/orders-0")
 DAY_MS = 86_400_000
 RECORDS = 40  # of about 150 bytes, five to a segment

@@ -29,6 +29,8 @@ from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 OUTBOX = UUID(int=1)
 SMALL = LogConfig(segment_bytes=2048, index_interval_bytes=64)
 WAIT_S = 120

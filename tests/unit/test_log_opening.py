@@ -17,6 +17,8 @@ from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
 from tests.programs import PythonProgram
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 SMALL = LogConfig(segment_bytes=1024)
 
 

@@ -28,6 +28,8 @@ from pushrep.log.segment import Segment
 from pushrep.log.writer import LogWriter
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 BUFFERED = Durability.BUFFERED
 CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)
 TIMES = [1000 + n * 10 - (35 if n % 5 == 4 else 0) for n in range(500)]  # every fifth is late
@@ -49,8 +51,10 @@ def log(tmp_path):
 def readable(request, log):
     """Both readers of a log: the log itself, and a separate reader."""
     if request.param == "writer":
-        return log
-    return SegmentLog.open_reader(log.path, isolation="written")
+        yield log
+        return
+    with SegmentLog.open_reader(log.path, isolation="written") as reader:
+        yield reader
 
 
 def test_any_range_of_records(readable):

@@ -13,6 +13,8 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 SEGMENTS = ("00000000000000000000.log", "00000000000000000009.log", "00000000000000000018.log")
 

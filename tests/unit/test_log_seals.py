@@ -23,6 +23,8 @@ from pushrep.log.verify import FindingKind, verify_log
 from pushrep.replay import TO_END, ReplayClient, ReplayFailed, ReplayRefused, ReplayRequest
 from tests.readers.batch_bytes import parse_batches
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 SMALL = LogConfig(segment_bytes=1024)
 
 GOLDEN = bytes.fromhex(

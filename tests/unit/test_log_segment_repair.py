@@ -17,6 +17,8 @@ from pushrep.log.errors import RepairRefused
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 SMALL = LogConfig(segment_bytes=2000, preallocate_bytes=0)
 LOG_ID = UUID(int=5)
 EPOCH_AT, RECORDS_AT = 15, HEADER_BYTES + 3

@@ -15,6 +15,8 @@ from pushrep.records import RecordBatch, encode_batch
 from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, crc32c, write_crc
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
+pytestmark = pytest.mark.usefixtures("closes_its_files")
+
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 FIRST = "00000000000000000000.log"
 

@@ -19,7 +19,7 @@ from pushrep.errors import BadArgument
         ("127.0.0.2:65535", ("127.0.0.2", 65_535), True),
         ("[::1]:9300", ("::1", 9300), True),
         ("[2001:db8::1]:9300", ("2001:db8::1", 9300), False),
-        ("0.0.0.0:1", ("0.0.0.0", 1), False),  # noqa: S104 - a text
+        ("0.0.0.0:1", ("0.0.0.0", 1), False),
         ("replica-1.example:9300", ("replica-1.example", 9300), False),
     ],
 )

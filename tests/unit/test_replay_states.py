@@ -8,7 +8,7 @@ from pushrep.log.published import LogOffsets
 from pushrep.replay import events as e
 from pushrep.replay.events import NEXT, ReplayState
 from pushrep.replay.plan import ReplayPlan, ReplaySettings, Span
-from pushrep.replay.session import ReplaySession
+from pushrep.replay.session import FetchCredit, ReplaySession
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
@@ -218,6 +218,15 @@ def test_without_credit_nothing_is_read_and_no_lease_is_renewed():
     assert driver(e.Turn(STABLE_100), at=50_000) == [e.Heartbeat(0, 100)], "a paused subscriber holds no disk"
     driver(e.Credited(1), at=50_001)
     assert only(driver(e.Turn(STABLE_100), at=50_002), e.ReadBlock) == e.ReadBlock(0, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("spent", "given", "begins"), [(0, 1, True), (0, 0, False), (5, 5, False), (5, 6, True), (-1, 5, False)]
+)
+def test_a_subscriber_that_accepted_nothing_is_told_from_one_that_accepts_more(spent, given, begins):
+    credit = FetchCredit(None, now_ms=0)
+    credit.spend(spent, now_ms=0)
+    assert (credit.give(given), credit.left_bytes) == (begins, given - spent)
 
 
 def test_credit_is_overdrawn_by_one_batch_at_most():

@@ -254,7 +254,7 @@ def test_a_future_client_learns_what_is_spoken():
 
 
 def test_a_future_version_of_anything_else_is_refused():
-    with pytest.raises(ProtocolError, match="^api key 6 version 9 kind 0: LIST_LOGS is spoken in version 0"):
+    with pytest.raises(ProtocolError, match=r"^api key 6 version 9 kind 0: LIST_LOGS is spoken in version 0"):
         ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, FrameKind.REQUEST), 9, 3, b"", 0))
 
 
