@@ -7,17 +7,34 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from filtering import METADATA_HEADER, StreamMetadata
 from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic
-from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
+from pushrep.kafka.progress import (
+    EpochPartitions,
+    PartitionProgress,
+    ShippingProgress,
+    Skip,
+    read_progress,
+    write_progress,
+)
 from pushrep.log import StillNeeded
 from pushrep.outbox import RecordRefused
-from pushrep.outbox.destinations import SkippedRecords, repartition
+from pushrep.outbox.control import CallRefused, ask
+from pushrep.outbox.destinations import (
+    SkippedRecords,
+    Unshipped,
+    not_known_to_be_shipped,
+    repartition,
+    skip_records,
+)
 from pushrep.outbox.identity import read_identity
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
@@ -111,3 +128,160 @@ def test_what_is_to_be_skipped_is_named_in_whole_numbers(name):
     for value in ("7", -1, True, 1.5):
         with pytest.raises(BadArgument, match=name):
             SkippedRecords(reason="why", **{name: value})
+
+
+# -- which records are given up ----------------------------------------------------------------------------------------
+
+AT_MS = 1_000
+LARGE = 300
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Two logs, of which the first begins above 0: every third record is large, and their times go up and down."""
+    with Outbox.open(
+        tmp_path_factory.mktemp("outbox"), "orders", 2, "test", config=OutboxConfig(log_config=SMALL)
+    ) as outbox:
+        for partition, count in ((0, 24), (1, 9)):
+            for n in range(count):
+                value = bytes(700 if n % 3 == 0 else 20)
+                outbox.append(partition, value, timestamp_ms=AT_MS + n * 7 % 10).result(60)
+        outbox.log(0).purge(6)
+        assert 0 < outbox.log(0).log_start_offset <= 6
+        yield {n: outbox.log(n) for n in range(2)}
+
+
+def _offsets(skips):
+    return {(one.partition, at) for one in skips for at in range(one.offset, one.end or one.offset + 1)}
+
+
+SOME = st.none() | st.integers(0, 26)
+
+
+@settings(max_examples=40)
+@given(
+    partition=st.none() | st.integers(0, 1), start=st.integers(0, 26), end=SOME, acknowledged=st.integers(0, 10),
+    skipped=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 24), st.integers(1, 4)), max_size=3),
+    before_ms=st.none() | st.integers(AT_MS - 1, AT_MS + 11), after_ms=st.none() | st.integers(AT_MS - 1, AT_MS + 11),
+    larger_than_bytes=st.none() | st.just(LARGE),
+)  # fmt: skip
+def test_those_for_which_all_that_is_named_holds_are_given_up_once(
+    logs, partition, start, end, acknowledged, skipped, before_ms, after_ms, larger_than_bytes
+):
+    """Against each record by itself. A plain range has to be unshipped as a whole, beside what is given up already."""
+    progress = ShippingProgress(
+        partitions={0: PartitionProgress(acknowledged, acknowledged, 7)},
+        skipped=tuple(Skip(n, at, "before", 1, at + count) for n, at, count in skipped),
+    )
+    given_up, open_ = _offsets(progress.skipped), set()
+    wanted = SkippedRecords(
+        reason="why", partition=partition, start=start, end=end, before_ms=before_ms, after_ms=after_ms,
+        larger_than_bytes=larger_than_bytes,
+    )  # fmt: skip
+    chosen = logs if partition is None else [partition]
+    for n in chosen:
+        for record in logs[n].records(logs[n].log_start_offset):
+            is_meant = start <= record.offset < (26 if end is None else end) and (
+                (before_ms is None or record.timestamp_ms < before_ms)
+                and (after_ms is None or record.timestamp_ms > after_ms)
+                and (larger_than_bytes is None or len(record.value) > larger_than_bytes)
+            )
+            if is_meant and (n or record.offset >= acknowledged) and (n, record.offset) not in given_up:
+                open_.add((n, record.offset))
+    is_plain = (before_ms, after_ms, larger_than_bytes) == (None, None, None) and end is not None
+    if is_plain and {(n, at) for n in chosen for at in range(start, end)} - given_up - open_:
+        with pytest.raises(BadArgument, match="is not among those that are still to be shipped"):
+            wanted.found_in(progress, logs, 4711)
+        return
+    found = wanted.found_in(progress, logs, 4711)
+    assert _offsets(found) == open_
+    assert {(one.reason, one.at_ms) for one in found} <= {("why", 4711)}
+    assert all(one.end is None or one.end > one.offset + 1 for one in found), "one record is named by its offset"
+    assert not _offsets(found) & {(one.partition, one.end or one.offset + 1) for one in found}, "whole ranges"
+
+
+def test_a_partition_that_is_not_there_is_refused(logs):
+    for partition in (2, 7):
+        with pytest.raises(BadArgument, match="is not one of the 2"):
+            SkippedRecords(reason="why", partition=partition).found_in(ShippingProgress(), logs, 0)
+
+
+def test_what_is_given_up_of_a_closed_outbox_is_on_disk_and_no_more_unshipped_by_name(directory):
+    with pytest.raises(BadArgument, match="name a destination"):
+        skip_records(directory, SkippedRecords(reason="why", end=7), topic="unknown")
+    (skip,) = skip_records(directory, SkippedRecords(reason="why", start=5, end=7), topic="old")
+    assert (skip.offset, skip.end) == (5, 7)
+    assert skip_records(directory, SkippedRecords(reason="why", start=5, end=7), topic="old") == []
+    assert _offsets(read_progress(REAL_FILESYSTEM, directory)["old"].skipped) == {(0, 5), (0, 6)}
+    (first,) = skip_records(directory, SkippedRecords(reason="why", end=1), topic="orders")
+    assert (first.offset, first.end) == (0, None), "before the first start that ships"
+    known = read_progress(REAL_FILESYSTEM, directory)
+    assert known.keys() == {"old", "older", "orders"}
+    assert set(not_known_to_be_shipped(directory)) == {
+        Unshipped("old", 0, 5, 40), Unshipped("older", 0, 0, 40), Unshipped("orders", 0, 0, 40)
+    }  # fmt: skip
+    write_progress(REAL_FILESYSTEM, directory, {"old": replace(BEFORE, partitions={0: PartitionProgress(40, 40, 1)})})
+    assert not_known_to_be_shipped(directory) == []
+
+
+# -- parked records ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_a_parked_record_is_sent_again_once_and_said_to_be_done(tmp_path, carrier):
+    kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1", on_refused="park")
+    given = outbox_arguments(kafka=kafka, open_timeout_s=0.0, carrier=carrier)
+    with Outbox.open(tmp_path / "outbox", "orders", 2, "test", **given) as outbox:
+
+        def call(name, *numbers):
+            return ask(outbox.directory, name, {"numbers": numbers})
+
+        def waiting():
+            return [one.number for one in outbox.facts.shipping.parking.waiting("orders")]
+
+        for name in ("parked-done", "parked-resend"):
+            with pytest.raises(CallRefused, match="parked"):
+                call(name, 0)
+        key = b"key" if carrier == "header" else None
+        headers = [("a", b"1"), ("b", None)]
+        outbox.append(1, b"mine", key, headers, timestamp_ms=7).result(60)
+        outbox.append(1, b"another's", metadata=StreamMetadata(99, 1, 5)).result(60)
+        outbox.append(0, b"done").result(60)
+        for partition, offset in ((1, 0), (1, 1), (0, 0)):
+            (record,) = outbox.log(partition).records(offset, offset + 1)
+            refused = RefusedByTopic(
+                "orders", partition, offset, directory=outbox.directory, code=Code.INVALID_RECORD, why="no"
+            )
+            outbox.facts.shipping.parking.park(record, refused, 1_000)
+        mine, others, done = waiting()
+        with pytest.raises(CallRefused, match="is not that of a parked record"):
+            call("parked-done", mine, 4711)
+        with pytest.raises(CallRefused, match="carries the caller's own metadata") as refused:
+            call("parked-resend", mine, others)
+        assert refused.value.kind == "ShippingError"
+        assert waiting() == [mine, others, done], "all or none"
+        assert outbox.log(1).log_end_offset == 2
+        assert call("parked-done", done) is True
+        assert waiting() == [mine, others]
+        assert call("parked-resend", mine) == [[1, 2]]
+        assert call("parked-resend", mine) == [], "nothing is sent twice"
+        assert waiting() == [others]
+        (again,) = outbox.log(1).records(2)
+        assert (again.value, again.timestamp_ms) == (b"mine", 7)
+        assert [one for one in again.headers if one[0] != METADATA_HEADER] == headers
+        assert carrier == "key" or again.key == key
+
+
+def test_without_a_destination_nothing_is_skipped_and_of_another_topic_neither(directory, kafka):
+    with opened(directory, kafka) as outbox:
+        named = "topic" if kafka else "kafka"
+        with pytest.raises(BadArgument) as refused:
+            outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7), "old")
+        assert refused.value.argument == named
+        if kafka is None:
+            assert outbox.lag() == {}
+            with pytest.raises(BadArgument, match="without a destination"):
+                outbox.wait_shipped(0)
+        else:
+            assert [one.offset for one in outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7))] == [0]
+            assert outbox.lag().keys() == {"kafka:orders"}

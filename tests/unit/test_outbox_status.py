@@ -10,6 +10,7 @@ from pushrep import Outbox
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log.disk import DiskLevel
+from pushrep.outbox import OutboxConfig, RecordRefused
 from pushrep.outbox.partition_appender import StoppedLog
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.status import (
@@ -250,6 +251,26 @@ def test_a_closed_outbox_is_told_by_its_files(tmp_path):
     assert status.written_ms == newest // 1_000_000
     assert told(status) == [], "it is no slot"
     assert [name for name, *_ in told(replace(status, pid=7))] == ["not_answering"]
+    parked = replace(TOPIC, parked=1)
+    assert [name for name, *_ in told(replace(status, destinations=(parked,)))] == ["records_parked"]
+
+
+def test_a_sound_outbox_takes_requests_and_counts_what_it_took(tmp_path):
+    with Outbox.open(tmp_path, "orders", 2, "billing") as outbox:
+        outbox.append_many(1, [b"a", b"b"]).result(60)
+        with pytest.raises(RecordRefused):
+            outbox.append(2, b"a")
+        status = outbox.status()
+    assert status.is_ready
+    appends = status.appends
+    assert (appends.records, appends.batches, appends.failed, appends.buffer_bytes) == (2, 1, {}, 0)
+    assert appends.size_bytes > 0
+    assert appends.refused == {"RecordRefused": 1}
+    assert appends.buffer_limit_bytes == OutboxConfig().buffer_bytes
+    assert [(one.partition, one.log_end_offset, one.damaged_from, one.shipped) for one in status.parts] == [
+        (0, 0, None, {}), (1, 2, None, {})
+    ]  # fmt: skip
+    assert (status.leader, status.epoch, status.in_sync_min, status.refused_ms, status.push) == (0, -1, 1, None, None)
 
 
 @pytest.fixture
@@ -268,6 +289,17 @@ def test_a_slot_waits_once_nobody_has_had_it_open_for_some_seconds(slot):
     assert [name for name, *_ in told(replace(slot, written_ms=lately_ms - 1))] == ["slot_waits"]
     assert [name for name, *_ in told(replace(slot, pid=7))] == ["not_answering"]
     assert told(replace(slot, destinations=(replace(TOPIC, records=0),))) == []
+
+
+def test_a_slot_whose_worker_died_before_it_reached_a_broker_lacks_what_the_others_ship(slot, tmp_path):
+    with (
+        Outbox.open_slot(tmp_path, "orders", 1, "billing", 2),
+        Outbox.open_slot(tmp_path, "orders", 1, "billing", 2) as outbox,
+    ):
+        outbox.append_many(0, [b"b", b"c"]).result(60)
+    (topic,) = closed_status(tmp_path / "slot-1", "").destinations
+    assert (topic.topic, topic.records) == ("orders", 2)
+    assert slot.destinations[0].records == 1
 
 
 def test_a_worker_answers_for_the_slots_beside_its_own(sound, slot):
