@@ -1,6 +1,6 @@
 """The end of a `with` block, for everything that has a `close`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -42,6 +42,21 @@ class Closable(Protocol):
     """What `closed_on_error` closes."""
 
     def close(self) -> object: ...
+
+
+def close_all(closes: Iterable[Callable[[], object]]) -> None:
+    """Call each of them, in order, also after an error. Raises the first error; the others are notes of it."""
+    first: Exception | None = None
+    for close in closes:
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001 - raised below
+            if first is None:
+                first = error
+            else:
+                first.add_note(f"and then: {error}")
+    if first is not None:
+        raise first
 
 
 _Closable = TypeVar("_Closable", bound=Closable)

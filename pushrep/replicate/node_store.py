@@ -17,10 +17,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+from filtering.closing import close_all
 from pushrep.election.follower import ReplicaSession
 from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
@@ -470,12 +472,11 @@ class KeptOutbox:
                 yield TopicIdPartition(topic_id, topic, partition)
 
     def close(self) -> None:
-        """Close every log."""
+        """Close every log. Raises the first error, after all are closed."""
         with self._lock:
             replicas = list(self._replicas.values())
             self._replicas.clear()
-        for replica in replicas:
-            replica.close()
+        close_all(replica.close for replica in replicas)
 
     def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         try:
@@ -622,9 +623,6 @@ class NodeStore:
         return self._owners_of.get(tp, ())
 
     def close(self) -> None:
-        """Close every log, release the directory."""
-        for kept in list(self._outboxes.values()):
-            kept.close()
-        if self._threads is not None:
-            release_disk_threads(self._threads)
-        self._release()
+        """Close every log, release the directory. Raises the first error, after all is closed."""
+        threads = [] if self._threads is None else [partial(release_disk_threads, self._threads)]
+        close_all([*(kept.close for kept in list(self._outboxes.values())), *threads, self._release])

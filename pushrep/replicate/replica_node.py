@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from filtering.closing import closed_on_error
+from filtering.closing import close_all, closed_on_error
 from pushrep.election.grants import Grant, hold_of
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
@@ -202,15 +202,21 @@ class ReplicaNode:
             self.access.forget(outbox_id)
 
     def stop(self) -> None:
-        """Answer the running requests, refuse others, close the logs. A second call does nothing."""
+        """Answer the running requests, refuse others, close the logs. A second call does nothing. Raises the first
+        error, after all is closed.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
-        self.reloading.stop()
-        self.copies.close()
-        self.replay_server.stop()
-        self.connections.stop()
-        self.store.close()
+        close_all(
+            [
+                self.reloading.stop,
+                self.copies.close,
+                self.replay_server.stop,
+                self.connections.stop,
+                self.store.close,
+            ]
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from filtering.closing import close_all
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.log.published import read_published
@@ -95,8 +96,7 @@ class TopicLogs:
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            reader.close()
+        close_all(reader.close for reader in readers.values())
 
     def present(self) -> list[int]:
         """Every partition of the topic that is there, ascending. Raises BadOption if there is none."""

@@ -18,7 +18,7 @@ from pushrep.election.grants import Grant, Hold, Member, SettledList, Takeover, 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.errors import CorruptFile
-from pushrep.log import SegmentLog
+from pushrep.log import LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.records import encode_batch
@@ -31,7 +31,7 @@ from pushrep.replicate.election_state import (
 from pushrep.replicate.errors import Refusal
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import KeptOutbox, NodeStore
-from pushrep.replicate.replica import DiskTrouble
+from pushrep.replicate.replica import DiskTrouble, ReplicaLog
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -341,6 +341,28 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
         check_set_aside(kept, old)
     finally:
         again.close()
+
+
+@pytest.mark.parametrize("owner", [ReplicaLog, KeptOutbox])
+def test_after_an_error_of_one_close_the_others_and_the_directory_are_closed(tmp_path, store, monkeypatch, owner):
+    store.outbox(OTHER)
+    replicas, close, failed = filled(store).open_replicas(), owner.close, []
+
+    def fail(one):
+        failed.append(f"error {len(failed)}")
+        close(one)
+        raise MemoryError(failed[-1])
+
+    with monkeypatch.context() as failing:
+        failing.setattr(owner, "close", fail)
+        with pytest.raises(MemoryError, match="error 0") as raised:
+            store.close()
+    assert len(failed) == 2, "logs, or outboxes"
+    assert raised.value.__notes__ == ["and then: error 1"]
+    for replica in replicas:
+        with pytest.raises(LogClosed):
+            replica.log.append(b"late")
+    NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK).close()
 
 
 OTHER = UUID(int=9)
