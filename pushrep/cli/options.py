@@ -26,7 +26,7 @@ from pushrep.log import LogConfig
 from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_name
 from pushrep.log.inspection import is_log, logs_at
 from pushrep.outbox import OutboxIdentity
-from pushrep.replay.plan import ReplaySettings
+from pushrep.replay.plan import MAX_TIMESTAMP, AtTime, ReplaySettings
 from pushrep.replicate.certificates import CertificateFiles, MutualTls, mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
@@ -129,6 +129,24 @@ def time_ms_of(option: str, text: str, others: str = "an offset") -> int:
     except ValueError as error:
         why = f"{text!r} is neither {others} nor an ISO 8601 time"
         raise click.BadParameter(why, param_hint=option) from error
+
+
+def begin_of(option: str, text: str) -> str | int | AtTime:
+    """Where a reader begins, by an option's value: "earliest", "latest", an offset or a time. Raises
+    click.BadParameter.
+    """
+    if text in {"earliest", "latest"}:
+        return text
+    if is_offset(text):
+        return int(text)
+    if text == "max-timestamp":
+        return AtTime(MAX_TIMESTAMP)
+    return AtTime(time_ms_of(option, text, others="earliest, latest, an offset, max-timestamp"))
+
+
+def is_offset(text: str | None) -> bool:
+    """Whether an option's value is an offset."""
+    return text is not None and text.isascii() and text.isdigit()
 
 
 PEM = click.Path(path_type=Path, dir_okay=False)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from pushrep.cli.common import show_json, show_table, whole_step
-from pushrep.cli.options import named_logs, time_ms_of, tls_options
+from pushrep.cli.options import begin_of, is_offset, named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
 from pushrep.env.network import Address
@@ -27,9 +27,7 @@ from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,
-    MAX_TIMESTAMP,
     TO_END,
-    AtTime,
     Length,
     NodeAccess,
     RecordingInfo,
@@ -163,7 +161,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         length = FOLLOW
     end = _until(until, from_)
     names = recordings_of(where, recording)
-    if len(names) > 1 and (follow or _is_offset(from_) or _is_offset(until)):
+    if len(names) > 1 and (follow or is_offset(from_) or is_offset(until)):
         raise click.UsageError(f"an offset and --follow need one log: give one of {', '.join(map(str, names))}")
     if follow and format_ == "table":
         raise click.UsageError("--follow needs --format json or raw: a table is printed at the end")
@@ -206,19 +204,12 @@ def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None, last
     Raises ClickException for an unknown log, and as `ReplayClient.replay`.
     """
     try:
-        position: int | AtTime | None = None
-        if from_ == "latest":
+        position = begin_of("--from", "earliest" if from_ is None else from_)
+        if position == "latest":
             starts = {name: one.start_offset for one in client.recordings() for name in (one.name, one.recording_id)}
             tip = client.tip_of(request.recording, request.bound)
             position = max(starts.get(request.recording, 0), tip - last)
-        elif _is_offset(from_):
-            position = int(from_ or 0)
-        elif from_ == "max-timestamp":
-            position = AtTime(MAX_TIMESTAMP)
-        elif from_ not in {None, "earliest"}:
-            others = "earliest, latest, an offset, max-timestamp"
-            position = AtTime(time_ms_of("--from", from_ or "", others=others))
-        return client.replay(replace(request, position=position))
+        return client.replay(replace(request, position=None if isinstance(position, str) else position))
     except ReplayRefused as refused:
         if refused.code is ErrorCode.UNKNOWN_RECORDING:
             raise click.ClickException(f"{refused.why}; pushrep recording list {client.where} shows all") from refused
@@ -280,15 +271,11 @@ def _progress(replay: Replay, *, follow: bool) -> AbstractContextManager[OnProgr
 def _until(text: str | None, from_: str | None) -> Until:
     if text is None:
         return Until()
-    if _is_offset(text):
-        if from_ is not None and _is_offset(from_) and int(text) < int(from_):
+    if is_offset(text):
+        if from_ is not None and is_offset(from_) and int(text) < int(from_):
             raise click.BadParameter(f"{text} is below --from {from_}", param_hint="--until")
         return Until(offset=int(text))
     return Until(timestamp_ms=time_ms_of("--until", text))
-
-
-def _is_offset(text: str | None) -> bool:
-    return text is not None and text.isascii() and text.isdigit()
 
 
 @click.group()

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import click
 
 from filtering import METADATA_HEADER, StreamMetadata
-from pushrep.cli.options import time_ms_of
+from pushrep.cli.options import begin_of
 from pushrep.cli.record_rows import carrier_of, metadata_of
 from pushrep.log import LogReader, SegmentLog
 from pushrep.log.directory_files import log_at
 from pushrep.records import Record
+from pushrep.replay import MAX_TIMESTAMP, AtTime
 
 RECORDS_A_PAGE = 20
 FORMS = ("text", "hex")
@@ -83,20 +84,16 @@ def records_page(directory: Path, topic: str, asked: AskedRecords) -> RecordsPag
 
 def _start(reader: LogReader, asked: AskedRecords, first: int, last: int) -> int:
     """The offset that `asked.start` selects. Raises ClickException."""
-    if asked.start == "earliest":
-        return first
-    if asked.start == "latest":
-        return max(first, last - RECORDS_A_PAGE)
-    if not asked.start.isdecimal():
-        if asked.start == "max-timestamp":
-            found = reader.offset_of_largest_timestamp()
-        else:
-            others = "earliest, latest, an offset, max-timestamp"
-            found = reader.offset_for_timestamp(time_ms_of("--from", asked.start, others=others))
+    begin = begin_of("--from", asked.start)
+    if isinstance(begin, str):
+        return first if begin == "earliest" else max(first, last - RECORDS_A_PAGE)
+    if isinstance(begin, AtTime):
+        is_largest = begin.timestamp_ms == MAX_TIMESTAMP
+        found = reader.offset_of_largest_timestamp() if is_largest else reader.offset_for_timestamp(begin.timestamp_ms)
         return last if found is None else found
-    if not first <= int(asked.start) <= last:
+    if not first <= begin <= last:
         raise click.ClickException(f"the log holds the offsets [{first}, {last})")
-    return int(asked.start)
+    return begin
 
 
 def _shown(record: Record, carrier: str, payload: ShownPayload | None) -> ShownRecord:
