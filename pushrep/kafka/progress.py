@@ -37,7 +37,6 @@ from uuid import UUID
 
 from pushrep.env import Filesystem, write_atomic
 from pushrep.env.checked_json import crc_of_fields, read_checked_json
-from pushrep.errors import CorruptFile
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.settings import checked
 
@@ -244,12 +243,8 @@ class ShippingProgress:
 
 
 def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, ShippingProgress]:
-    """The progress by topic; empty without a file. Raises CorruptFile."""
-    path = directory / FILE_NAME
-    try:
-        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _by_topic, _WAY_ON) or {}
-    except OSError as error:
-        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
+    """The progress by topic; empty without a file. Raises CorruptFile, OSError."""
+    return read_checked_json(filesystem, directory / FILE_NAME, _FILE_BYTES_MAX, VERSION, _by_topic, _WAY_ON) or {}
 
 
 def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, ShippingProgress]) -> None:

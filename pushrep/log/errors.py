@@ -154,6 +154,11 @@ def is_shortage(error: BaseException) -> bool:
     return getattr(error, "errno", None) in SHORTAGES
 
 
+def is_reading_short(error: BaseException) -> bool:
+    """The same of a read, where EFBIG is a file that is mostly a hole, and stays so."""
+    return is_shortage(error) and getattr(error, "errno", None) != errno.EFBIG
+
+
 def append_remedy(cause: OSError) -> str:
     """What to do about a write that the system refused."""
     return _REMEDIES.get(cause.errno or 0, "look at the disk")

@@ -98,7 +98,7 @@ from pushrep.log.config import DiskLimits, LogConfig
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import segment_path
 from pushrep.log.disk import LOOK_MS, DiskLevel, DiskWatch, above_limit
-from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
+from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded, is_reading_short
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.published import ClockNote
 from pushrep.log.reader import BatchReader, Bounds
@@ -721,7 +721,8 @@ class Retention:
             return self._file_ms[base]
         except (PushrepError, OSError) as error:
             _LOG.warning("%s: a segment can't be read, so it stays: %s", self._directory, error)
-            self._newest_ms[base] = None
+            if not is_reading_short(error):
+                self._newest_ms[base] = None
             return -1
 
     def _look_at_clocks(self, *, is_opening: bool = False) -> None:

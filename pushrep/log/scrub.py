@@ -15,7 +15,7 @@ removed, repaired or reopened meanwhile is skipped.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from uuid import UUID
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import segment_path
+from pushrep.log.errors import is_reading_short
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_vectorised
@@ -244,18 +245,25 @@ class Scrub:
             if not self._is_open(log) or following is None:
                 continue  # it was closed, or cut
             self._walked = log
-            yield from self._look_at(log, base, following)
+            if not (yield from self._look_at(log, base, following)):
+                self._urgent.setdefault((log, base), when_whole)
+                return
             name = segment_path(Path(), base).name
             if not any((found.log, found.segment) == (log.path.name, name) for found in self._status.findings):
                 when_whole()
 
-    def _look_at(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
+    def _look_at(self, log: Scrubbed, base: int, following: int) -> Generator[int, None, bool]:
+        """Returns whether it is judged: not while the system is short of something."""
         try:
             yield from self._segment(log, base, following)
         except FileNotFoundError:
             pass  # removed by retention
         except (OSError, PushrepError) as error:
+            if is_reading_short(error):
+                _LOG.warning("%s: segment %d can't be read now, it is read later: %s", log.path, base, error)
+                return False
             self._found(log, base, following, CleanEnd(0, base), str(error))
+        return True
 
     def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
         headers = HeadersCrc()

@@ -32,7 +32,7 @@ from pushrep.log.directory_files import (
     read_partition_metadata,
     segment_path,
 )
-from pushrep.log.errors import CorruptPartitionMetadata
+from pushrep.log.errors import CorruptPartitionMetadata, is_reading_short
 from pushrep.log.walk import ReadableFile, ScanRange, WholeBatch, scan
 from pushrep.records import BatchRun
 from pushrep.records.header import CRC_AT, LENGTH, LENGTH_AT, LENGTH_ENDS_AT, SEALED_BYTES
@@ -261,13 +261,17 @@ class SealChecks:
     def _readable_seal(self, base_offset: int) -> Seal | None:
         try:
             return read_seal(self._filesystem, self._log, base_offset)
-        except OSError:  # verify names it; the records can be read without it
-            return None
+        except OSError as error:
+            if is_reading_short(error):
+                raise  # else the segment would pass for good
+            return None  # verify names it; the records can be read without it
 
     def _owner_contradiction(self, seal: Seal, base_offset: int) -> str | None:
         try:
             log_id = read_partition_metadata(self._log, self._filesystem) or seal.log_id
-        except (CorruptPartitionMetadata, OSError):
+        except (CorruptPartitionMetadata, OSError) as error:
+            if is_reading_short(error):
+                raise
             log_id = seal.log_id
         partition = parse_log_name(self._log.name)[1]
         return seal.contradiction(replace(seal, log_id=log_id, partition=partition, base_offset=base_offset))

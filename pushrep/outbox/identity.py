@@ -143,14 +143,12 @@ def _identity_of(fields: dict[str, Any]) -> OutboxIdentity:
 
 
 def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | None:
-    """The stored identity; None if there is no outbox. Takes no lock. Raises `CorruptFile`."""
+    """The stored identity; None if there is no outbox. Takes no lock. Raises `CorruptFile`, OSError."""
     path = directory / FILE_NAME
     try:
         return read_checked_json(filesystem, path, _FILE_BYTES_MAX, VERSION, _identity_of, "restore it from a copy")
     except NotADirectoryError:
         return None
-    except OSError as error:
-        raise CorruptFile(path, f"can't be read: {error.strerror or error}") from error
 
 
 def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
@@ -363,7 +361,7 @@ def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[s
     """
     try:
         identity = read_identity(filesystem, log.parent)
-    except CorruptFile as error:
+    except (CorruptFile, OSError) as error:
         _LOG.warning("%s", error)
         return None
     topic, partition = parse_log_name(log.name)

@@ -1,16 +1,21 @@
 """JSON that others wrote: one named error for each reader, whatever the bytes are."""
 
+import errno
 import json
+import os
 
 import google_crc32c
 import pytest
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import BadJsonFile, journal_line, parse_json, scan_journal
 from pushrep.errors import CorruptFile
+from pushrep.kafka.progress import read_progress
+from pushrep.log.directory_id import read_directory_id
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.kept_settings import read_kept
 from pushrep.outbox.relay_note import RelayNotes
+from pushrep.replay.catalogue import Catalogue
 from pushrep.replicate.election_state import find_election_state, raise_replica_epoch, read_node_file
 
 
@@ -50,6 +55,30 @@ def test_n8_each_file_of_json_has_its_one_named_error(tmp_path, data):
         find_election_state(tmp_path, REAL_FILESYSTEM)
     with pytest.raises(CorruptFile, match="replica-epoch"):
         raise_replica_epoch(tmp_path, REAL_FILESYSTEM, SYSTEM_CLOCK)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_identity,
+        read_kept,
+        read_progress,
+        RelayNotes,
+        read_directory_id,
+        find_election_state,
+        lambda filesystem, directory: Catalogue.open(directory, filesystem),
+    ],
+)
+def test_what_the_system_refuses_is_its_error_and_no_damage_of_the_file(tmp_path, read, number):
+    class Refusing(RealFilesystem):
+        def open(self, path, *, create=False, writable=True):
+            raise OSError(number, os.strerror(number), str(path))
+
+    arguments = (tmp_path, Refusing()) if read in {find_election_state, read_directory_id} else (Refusing(), tmp_path)
+    with pytest.raises(OSError, match=os.strerror(number)) as refused:
+        read(*arguments)
+    assert refused.value.errno == number
 
 
 def test_n8_64_levels_are_read_and_65_are_not():

@@ -1,6 +1,5 @@
 """Settings that are changed while a log or an outbox is open: what goes by them at once, and what a restart finds."""
 
-import errno
 import json
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pushrep import LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument, CorruptFile
 from pushrep.kafka.parking import parking_config, parking_name
 from pushrep.log import AppendFailed, LogPoisoned, SegmentLog
@@ -279,12 +277,3 @@ def test_an_opening_whose_own_settings_contradict_them_names_the_file_and_the_wa
         opened(directory, disk_pressed_percent=88)
     assert change(directory, "--delete", "disk_refuse_percent")[0] == 0
     opened(directory, disk_pressed_percent=88).close()
-
-
-def test_a_lack_of_descriptors_is_no_damage(tmp_path):
-    class Short(RealFilesystem):
-        def open(self, path, *, create=False, writable=True):
-            raise OSError(errno.EMFILE, "too many open files")
-
-    with pytest.raises(OSError, match="too many"):
-        read_kept(Short(), tmp_path)

@@ -17,7 +17,7 @@ import pytest
 
 from pushrep import Outbox, OutboxConfig
 from pushrep.env import RealFilesystem
-from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.log import AppendFailed, CorruptBatch, Durability, LogConfig, LogPoisoned, SegmentLog
 from pushrep.log.errors import SHORTAGES
 from pushrep.outbox import DeliveryFailed
 from tests.support.forks import code_in_fork
@@ -229,3 +229,47 @@ def test_what_a_refused_append_left_is_gone_when_the_log_is_closed_at_once(tmp_p
     log.close()
     with SegmentLog.open(path, config) as opened:
         assert (opened.log_end_offset, opened.recovery.opening.value) == (1, "normal")
+
+
+def rolled(path, disk, count=30, **settings):
+    config = LogConfig(segment_bytes=1000, batch_bytes=1000, preallocate_bytes=0, **settings)
+    log = SegmentLog.open(path, config, filesystem=disk)
+    for n in range(count):
+        log.append(b"%03d" % n * 30, timestamps_ms=1)
+    return log
+
+
+@pytest.mark.parametrize("number", sorted(SHORTAGES - {errno.EFBIG}), ids=errno.errorcode.get)
+def test_a_shortage_while_a_segment_is_read_says_nothing_of_it(tmp_path, number):
+    disk = FaultyDisk()
+    with rolled(tmp_path / "orders-0", disk) as log:
+        disk.faults = {("open", ".log"): number}
+        assert log.scrub.run_pass().findings == ()
+        disk.faults = {}
+        status = log.scrub.run_pass()
+        assert (status.findings, status.segments) == ((), len(list(log.path.glob("*.seal"))))
+        disk.faults = {("open", ".log"): errno.EIO}
+        assert len(log.scrub.run_pass().findings) == len(list(log.path.glob("*.seal")))
+
+
+def test_a_shortage_while_a_seal_is_read_lets_no_segment_pass_for_good(tmp_path):
+    disk = FaultyDisk()
+    with rolled(tmp_path / "orders-0", disk) as log, rolled(tmp_path / "other" / "orders-0", disk) as other:
+        for theirs in other.path.glob(f"{0:020d}.*"):  # of the same bytes, with the seal: the owner tells them apart
+            (log.path / theirs.name).write_bytes(theirs.read_bytes())
+        for part in (".seal", "partition.metadata"):
+            disk.faults = {("open", part): errno.EMFILE}
+            with pytest.raises(OSError, match="Too many open files"):
+                next(log.batches(0))
+        disk.faults = {}
+        with pytest.raises(CorruptBatch, match="sealed as a segment of log"):
+            next(log.batches(0))
+
+
+def test_a_shortage_while_a_segments_age_is_read_does_not_keep_it_for_good(tmp_path):
+    disk = FaultyDisk()
+    with rolled(tmp_path / "orders-0", disk, retention_ms=1000) as log:
+        disk.faults = {("open", f"{0:020d}.timeindex"): errno.EMFILE}
+        assert log.apply_retention() == ()
+        disk.faults = {}
+        assert log.apply_retention()
