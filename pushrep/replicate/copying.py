@@ -66,11 +66,13 @@ class CopyState(NamedTuple):
 
 
 class _Copy:
-    """One copy. `state` is replaced whole."""
+    """One copy. `state` is replaced whole. noting: held while the catalogue is told that it begins or is over."""
 
-    def __init__(self, recording: KeptRecording, origin: CopyOrigin, position: int) -> None:
-        self.recording, self.origin, self.stopped = recording, origin, threading.Event()
-        self.state = CopyState(recording.entry.recording_id, str(recording.entry.tp), position, position, None, "")
+    def __init__(self, recording: KeptRecording) -> None:
+        assert recording.entry.origin is not None, "it is a copy"
+        self.recording, self.origin = recording, recording.entry.origin
+        self.noting, self.stopped = threading.Lock(), threading.Event()
+        self.state = CopyState(recording.entry.recording_id, str(recording.entry.tp), 0, 0, None, "")
         self.replay: Replay | None = None
         self.thread: threading.Thread | None = None
 
@@ -100,8 +102,10 @@ class RecordingCopies(ClosedAtExit):
             if entry.origin is None or entry.origin.is_done or entry.state is RecordingState.DELETED:
                 continue
             with self._lock:
-                if not self._closing:
-                    self._start(KeptRecording(entry, store.outbox(entry.outbox_id)))
+                if self._runs(entry.recording_id):
+                    continue
+                copy = self._copies[entry.recording_id] = _Copy(KeptRecording(entry, store.outbox(entry.outbox_id)))
+            self._start(copy)
 
     def replicate(self, origin: CopyOrigin, *, into: int | None = None) -> CopyState:
         """Begin to copy, or go on, or do nothing if it runs; the state. into: the id that the copy has here.
@@ -111,17 +115,27 @@ class RecordingCopies(ClosedAtExit):
         with ReplayClient(origin.address, node=self.access()) as client:
             info = _described(client, origin.recording_id)
         recording = self._target(info, into)
+        recording_id = recording.entry.recording_id
         with self._lock:
             if self._closing:  # nobody would end it
                 raise ReplayRefused(ErrorCode.NODE_STOPPING, "the node stops")
-            running = self._copies.get(recording.entry.recording_id)
-            if running is not None and self._runs(recording.entry.recording_id):
-                if replace(running.origin, is_done=False) != origin:
-                    why = f"recording {recording.entry.recording_id} is a copy of {running.origin}, which runs: stop it"
+            before = self._copies.get(recording_id)
+            if before is not None and self._runs(recording_id):
+                if replace(before.origin, is_done=False) != origin:
+                    why = f"recording {recording_id} is a copy of {before.origin}, which runs: stop it"
                     raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
-                return running.state
-            self._call(lambda: self._recordings.catalogue.originates(recording.entry.recording_id, origin))
-            return self._start(KeptRecording(replace(recording.entry, origin=origin), recording.kept)).state
+                return before.state
+            copy = _Copy(KeptRecording(replace(recording.entry, origin=origin), recording.kept))
+            self._copies[recording_id] = copy
+        try:
+            with copy.noting:
+                if not copy.stopped.is_set():
+                    self._call(lambda: self._recordings.catalogue.originates(recording_id, origin))
+        except BaseException as error:
+            copy.state = copy.state._replace(end="FAILED", why=str(error))
+            raise
+        self._start(copy)
+        return copy.state
 
     def state(self, recording_id: int) -> CopyState:
         """Raises ReplayRefused (UNKNOWN_RECORDING) for what is no copy, or did not run since the node started."""
@@ -134,7 +148,8 @@ class RecordingCopies(ClosedAtExit):
         """End a copy; it is what it is. Raises ReplayRefused (UNKNOWN_RECORDING)."""
         self.state(recording_id)
         self._stop(copy := self._copies[recording_id])
-        self._over(copy, "STOPPED", "it was stopped here")
+        with copy.noting:
+            self._over(copy, "STOPPED", "it was stopped here")
         return copy.state
 
     def close(self) -> None:
@@ -174,21 +189,20 @@ class RecordingCopies(ClosedAtExit):
             raise ReplayRefused(ErrorCode.RECORDING_IN_USE, f"{tp} is its leader's to write here")
         return recording
 
-    def _start(self, recording: KeptRecording) -> _Copy:
-        origin = recording.entry.origin
-        assert origin is not None, "it is a copy"
-        copy = self._copies[recording.entry.recording_id] = _Copy(recording, origin, 0)
-        copy.thread = threading.Thread(target=self._run, args=(copy,), name="pushrep-copy", daemon=True)
-        copy.thread.start()
-        return copy
+    def _start(self, copy: _Copy) -> None:
+        with self._lock:
+            if not self._closing and not copy.stopped.is_set():
+                copy.thread = threading.Thread(target=self._run, args=(copy,), name="pushrep-copy", daemon=True)
+                copy.thread.start()
 
-    @staticmethod
-    def _stop(copy: _Copy) -> None:
+    def _stop(self, copy: _Copy) -> None:
         copy.stopped.set()
         if (replay := copy.replay) is not None:
             replay.stop()
-        if copy.thread is not None and copy.thread is not threading.current_thread():
-            copy.thread.join()
+        with self._lock:
+            thread = copy.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _over(self, copy: _Copy, end: str, why: str = "") -> None:
         done = replace(copy.origin, is_done=True)

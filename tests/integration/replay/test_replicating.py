@@ -1,7 +1,11 @@
 """`recording replicate`: a node's copy of another node's recording, through faults of both and of the link."""
 
+import errno
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +150,57 @@ def test_a_node_that_stops_begins_no_copy(node, leader, target):
     with pytest.raises(ReplayRefused) as refused:
         target.copies.replicate(CopyOrigin(str(node.address), 1, follows=True))
     assert refused.value.code is ErrorCode.NODE_STOPPING
+
+
+@pytest.fixture
+def noting(target, monkeypatch):
+    """The catalogue is told of a copy once this is set; `begun`: the copy waits for it."""
+    catalogue, noting, begun = target.replay_server.recordings.catalogue, threading.Event(), threading.Event()
+    originates = catalogue.originates
+
+    def waiting(*origin):
+        begun.set()
+        assert noting.wait(30)
+        originates(*origin)
+
+    monkeypatch.setattr(catalogue, "originates", waiting)
+    with ThreadPoolExecutor() as pool:
+        yield SimpleNamespace(begun=begun, set=noting.set, submit=pool.submit, catalogue=catalogue)
+        noting.set()
+
+
+def test_a_node_that_stops_waits_for_no_catalogue(node, leader, target, noting):
+    first = noting.submit(target.copies.replicate, CopyOrigin(str(node.address), 1, follows=True))
+    assert noting.begun.wait(30)
+    noting.submit(target.copies.close).result(30)
+    noting.set()
+    assert first.result(30).end is None, "the next start of the node goes on with it"
+    assert not noting.catalogue.get(1).origin.is_done
+
+
+def test_a_copy_that_is_ended_while_it_begins_is_over(node, leader, target, noting):
+    first = noting.submit(target.copies.replicate, CopyOrigin(str(node.address), 1, follows=True))
+    assert noting.begun.wait(30)
+    ended = noting.submit(target.copies.end, 1)
+    noting.set()
+    assert ended.result(30).end == "STOPPED"
+    first.result(30)
+    assert noting.catalogue.get(1).origin.is_done
+    assert copied(target, CopyOrigin(str(node.address), 1)).position == 100
+
+
+def test_a_copy_that_the_catalogue_can_not_keep_does_not_run(node, leader, target, monkeypatch):
+    origin = CopyOrigin(str(node.address), 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(target.replay_server.recordings.catalogue, "originates", full)
+        with pytest.raises(OSError, match="full"):
+            target.copies.replicate(origin)
+        assert target.copies.state(1).end == "FAILED"
+    assert copied(target, origin).position == 100
 
 
 def test_the_command_copies_into_a_running_node_and_into_a_directory(world, node, leader, capfd):
