@@ -50,7 +50,7 @@ from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress
 from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogConfig, LogLocked
-from pushrep.log.directory_files import outboxes_at
+from pushrep.log.directory_files import outboxes_at, slot_directories
 from pushrep.outbox import (
     Acks,
     DeliveryFailed,
@@ -65,7 +65,7 @@ from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import SkippedRecords, parked_records, repartition, skip_all, skip_records
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.identity import identity_in
-from pushrep.outbox.kept_settings import DYNAMIC_SETTINGS, change_closed, dynamic_setting, read_kept
+from pushrep.outbox.kept_settings import DYNAMIC_SETTINGS, change_closed, change_later_slots, dynamic_setting, read_kept
 from pushrep.outbox.member_changes import calls_of
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
@@ -383,12 +383,14 @@ def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as
 
     A service that has the outbox open goes on with the new settings at once: what is too old by them is removed within
     seconds. They are kept in the directory, and stand above what the service gives at each later opening, until
-    --delete. With replicas another member that takes over has what its own service gives. With worker slots they are
-    those of each slot that is there.
+    --delete. With replicas another member that takes over has what its own service gives, and what was changed there.
+    With worker slots they are those of each slot, also of one that is opened later.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     asked: dict[str, Any] = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
     for name in deleted:
         dynamic_setting(name)
+    if (changes or deleted) and slot_directories(directory):
+        change_later_slots(directory, **asked)
     for place in outboxes_at(directory):
         if changes or deleted:
             kept = _ask_or(place, "set", asked, partial(change_closed, place, **asked))

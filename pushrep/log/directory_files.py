@@ -657,6 +657,11 @@ def slot_path(directory: Path, slot: int) -> Path:
     return directory / f"slot-{slot}"
 
 
+def is_slot_name(name: str) -> bool:
+    """Whether a directory of that name is a slot."""
+    return _SLOT_NAME.fullmatch(name) is not None
+
+
 def slot_directories(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
     """The slots in which an outbox was made, by their number; empty for a directory that has none."""
     return [slot_path(Path(directory), slot) for slot in _slots(Path(directory), filesystem)]
@@ -725,7 +730,7 @@ def is_named(log: tuple[str, int], text: str) -> bool:
 
 def shown_below(directory: Path | str, log: Path) -> str:
     """The displayed name of a log found below `directory`: with its slot, unless `directory` is the slot."""
-    is_slot = _SLOT_NAME.fullmatch(log.parent.name) is not None and Path(directory) == log.parent.parent
+    is_slot = is_slot_name(log.parent.name) and Path(directory) == log.parent.parent
     return f"{log.parent.name}/{log.name}" if is_slot else log.name
 
 

@@ -3,7 +3,8 @@
     {"version": 1, "log": {"retention_ms": 86400000, "segment_ms": null}, "crc32c": int}
 
 `log` has fields of LogConfig that are DYNAMIC. Written whole under the directory's lock: by the process that has the
-outbox open, which then applies it to its logs, else by the command.
+outbox open, which then applies it to its logs, else by the command. Above worker slots it is for a slot that has no
+file of its own, and the command writes it before it looks at the slots.
 """
 
 import threading
@@ -17,6 +18,7 @@ from pushrep.errors import BadArgument
 from pushrep.kafka.parking import parking_config
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import is_slot_name
 from pushrep.outbox.destinations import locked_outbox
 from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.settings import Setting, did_you_mean, settings_of
@@ -40,10 +42,16 @@ def dynamic_setting(name: str) -> Setting:
 
 def read_kept(filesystem: Filesystem, directory: Path) -> Kept:
     """The changed settings; empty without a file. Raises CorruptFile, OSError."""
+    path = _file_of(filesystem, directory)
     found = read_checked_json(
-        filesystem, directory / FILE_NAME, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]), _WAY_ON
+        filesystem, path, _FILE_BYTES_MAX, VERSION, lambda fields: _changed(fields["log"]), _WAY_ON
     )
     return {} if found is None else found
+
+
+def _file_of(filesystem: Filesystem, directory: Path) -> Path:
+    own = directory / FILE_NAME
+    return directory.parent / FILE_NAME if is_slot_name(directory.name) and not filesystem.exists(own) else own
 
 
 def _changed(changes: Mapping[str, Any], kept: Kept | None = None, deleted: Collection[str] = ()) -> Kept:
@@ -61,9 +69,18 @@ def change_closed(directory: Path, changes: Mapping[str, Any], deleted: Collecti
     """
     with locked_outbox(directory, REAL_FILESYSTEM, SYSTEM_CLOCK) as (path, _):
         kept = _changed(changes, read_kept(REAL_FILESYSTEM, path), deleted)
-        LogConfig(**kept)
-        write_checked_json(REAL_FILESYSTEM, path / FILE_NAME, {"log": kept}, VERSION)
+        _write(path, kept)
         return kept
+
+
+def change_later_slots(directory: Path, changes: Mapping[str, Any], deleted: Collection[str]) -> None:
+    """Keep changes for the slots that are made later below `directory`. Raises BadArgument, CorruptFile, OSError."""
+    _write(directory, _changed(changes, read_kept(REAL_FILESYSTEM, directory), deleted))
+
+
+def _write(directory: Path, kept: Kept) -> None:
+    LogConfig(**kept)
+    write_checked_json(REAL_FILESYSTEM, directory / FILE_NAME, {"log": kept}, VERSION)
 
 
 class KeptSettings:
@@ -77,7 +94,8 @@ class KeptSettings:
         try:
             self.log_config = self._config_with(self.values)
         except BadArgument as error:
-            why = f"{error.why}; some are of {held.path / FILE_NAME}: pushrep outbox set --delete NAME takes them back"
+            path = _file_of(held.filesystem, held.path)
+            why = f"{error.why}; some are of {path}: pushrep outbox set --delete NAME takes them back"
             raise BadArgument(error.argument, why) from error
 
     def _config_with(self, values: Kept) -> LogConfig:

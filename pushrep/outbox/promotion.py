@@ -57,6 +57,7 @@ from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CommandRefused
+from pushrep.outbox.kept_settings import read_kept
 from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.election import Election
@@ -301,12 +302,13 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
 def _open_logs(
     stack: ExitStack, held: LogDirectory, grant: Grant, config: LogConfig | None, state_store: ElectionStateStore
 ) -> dict[int, SegmentLog]:
-    logs = {}
+    # As Outbox.open will have it: retention by other settings would remove what is to be kept.
+    logs, config = {}, replace(config or NodeSettings().log_config, **read_kept(held.filesystem, held.path))
     for number in range(grant.partitions):
         name = log_name(grant.topic, number)
         logs[number] = log = SegmentLog.open(
             held.path / name,
-            config or NodeSettings().log_config,
+            config,
             log_id=grant.topic_id,
             has_replicas=True,
             on_lost=partial(state_store.note_lost, name),  # perhaps no node opened it since it lost records

@@ -28,7 +28,6 @@ from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.log import LogConfig
 from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
@@ -264,14 +263,11 @@ class WaitingMember:
         return now_ms - self._heard_ms
 
     def _why_unfit(self, found: GrantedMember) -> str:
-        limits = self._log_config(found.directory).disk_limits
+        kept = read_kept(self.filesystem, found.directory)
+        limits = replace(self.settings.config.log_config, **kept).disk_limits
         usage = self.filesystem.usage(found.directory)
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
         return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
-
-    def _log_config(self, directory: Path) -> LogConfig:
-        """As the opening will have it: retention by other settings would remove what is to be kept."""
-        return replace(self.settings.config.log_config, **read_kept(self.filesystem, directory))
 
     def _take_over(self, found: GrantedMember) -> None:
         grant = found.kept.grant
@@ -285,7 +281,7 @@ class WaitingMember:
                 contact_age_ms=contact.age_ms,
                 leader_alive_ms=min(LEADER_ALIVE_MS, config.takeover_after_ms),
                 push=config.push,
-                log_config=self._log_config(found.directory),
+                log_config=config.log_config,
                 filesystem=self.filesystem,
                 clock=self.clock,
             ) as election:

@@ -22,6 +22,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.env.filesystem import RealFile
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import DeliveryFailed, LogStopped, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
+from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.promotion import election_in, promote, with_loss
@@ -129,6 +130,37 @@ def test_a_real_grant_is_stored_by_enough_members_before_it_leads(members):
         assert again.epoch > first, "every open takes a new number"
         assert owner_of(again.epoch) == 0
         assert again.members_epoch == own.grant.members_epoch, "a renewal changes no list"
+
+
+def test_what_was_set_where_a_member_leads_holds_in_each_takeover_by_it(members):
+    """From the first log that it opens on: retention by other settings would remove what is to be kept."""
+
+    def promoted():
+        return open_outbox(members.directory(1), [members.address(2)])
+
+    members.lead().close()
+    members.promote(1)
+    with promoted() as outbox:
+        assert ask(members.directory(1), "set", {"changes": {"segment_ms": 7}, "deleted": []}) == {"segment_ms": 7}
+        assert outbox.log(0).config.segment_ms == 7
+    members.promote(2)
+    with (
+        members.let_go(1) as (directory, _),
+        election_in(
+            directory,
+            UUID(members.outbox_id),
+            contact_age_ms=None,
+            push=QUICK,
+            log_config=SMALL,
+            filesystem=REAL_FILESYSTEM,
+            clock=SYSTEM_CLOCK,
+        ) as election,
+    ):
+        config = election.logs[0].config
+        assert (config.segment_ms, config.preallocate_bytes) == (7, 0)
+    members.promote(1, catch_up=True)
+    with promoted() as outbox:
+        assert outbox.log(0).config.segment_ms == 7
 
 
 def flip(path, at=100):

@@ -1,6 +1,7 @@
 """Settings that are changed while a log or an outbox is open: what goes by them at once, and what a restart finds."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,40 @@ def test_each_worker_slot_that_is_there_is_changed_open_or_not(tmp_path, change)
         assert change(directory, "segment_ms=7") == (0, "slot-0:\nsegment_ms = 7\nslot-1:\nsegment_ms = 7\n")
     with Outbox.open_slot(directory, "orders", 1, "billing") as outbox:
         assert outbox.log(0).config.segment_ms == 7
+
+
+def test_a_slot_that_is_opened_later_has_them_until_it_has_its_own(tmp_path, change):
+    directory = tmp_path / "workers"
+
+    def worker():
+        return Outbox.open_slot(directory, "orders", 1, "billing")
+
+    def segment_ms(*outboxes):
+        return [outbox.log(0).config.segment_ms for outbox in outboxes]
+
+    usual = LogConfig().segment_ms
+    with worker() as first:
+        change(directory, "segment_ms=7")
+        with worker() as second:
+            assert segment_ms(first, second) == [7, 7]
+            assert look_at(str(second.directory))[0]["settings"] == {"segment_ms": 7}
+            change(second.directory, "segment_ms=8")
+            with worker() as third:
+                assert segment_ms(first, second, third) == [7, 8, 7]
+                change(directory, "--delete", "segment_ms")
+                assert segment_ms(first, second, third) == [usual] * 3
+    change(directory, "segment_ms=9")
+    with worker() as first, worker() as second, worker() as third, worker() as later:
+        assert segment_ms(first, second, third, later) == [9] * 4
+
+
+def test_a_later_slot_whose_own_settings_contradict_them_names_the_file_above_the_slots(tmp_path, change):
+    directory = tmp_path / "workers"
+    with Outbox.open_slot(directory, "orders", 1, "billing"):
+        assert change(directory, "disk_refuse_percent=86")[0] == 0
+        config = OutboxConfig(log_config=LogConfig(disk_pressed_percent=88))
+        with pytest.raises(BadArgument, match=re.escape(str(directory / FILE_NAME))):
+            Outbox.open(directory / "slot-1", "orders", 1, "billing", config=config)
 
 
 def test_a_closed_outbox_gets_them_at_its_next_opening(tmp_path, change, capfd):
