@@ -601,8 +601,7 @@ class Retention:
         active, end = self._log.bases(fresh=True)[-1], self._log.bounds().end
         if retention_ms is None or self.held is not None or active == end:
             return
-        newest_ms = self._log.newest_timestamp_ms
-        if max(newest_ms, self._file_time_ms(active) if newest_ms < 0 else 0) >= now_ms - retention_ms:
+        if self._active_ms(active) >= now_ms - retention_ms:
             return
         self._bring_derived_up()
         if self._floor()[0] >= end:  # else it stays in any case
@@ -744,11 +743,14 @@ class Retention:
         """Whether the log has records, and the clock stands beyond all of them by more than `retention_ms`."""
         oldest_ms, bounds = self._clock.wall_ms() - retention_ms, self._log.bounds()
         active = self._log.bases(fresh=True)[-1]
-        if bounds.start == bounds.end or self._log.newest_timestamp_ms >= oldest_ms:
-            return False
-        if self._log.newest_timestamp_ms < 0 and active < bounds.end and self._file_time_ms(active) >= oldest_ms:
+        if bounds.start == bounds.end or (active < bounds.end and self._active_ms(active) >= oldest_ms):
             return False
         return all(0 <= self._dated_ms(one) < oldest_ms for one in self._sealed() if one.end_offset > bounds.start)
+
+    def _active_ms(self, active: int) -> int:
+        """The time by which the newest segment ages: as a sealed one, its file's if the records' is not believed."""
+        newest_ms = self._log.newest_timestamp_ms
+        return newest_ms if is_believed(newest_ms, self._clock.wall_ms()) else self._file_time_ms(active)
 
     def _file_time_ms(self, base: int) -> int:
         with closing(self._filesystem.open(segment_path(self._directory, base), writable=False)) as file:

@@ -207,6 +207,17 @@ def test_faults_f3_a_record_without_a_time_or_from_2100_keeps_nothing_for_ever(m
     assert first <= young < second, "all that are older went, the first one by its file's time"
 
 
+@pytest.mark.parametrize("strange", [-1, 4_102_444_800_000])
+def test_faults_f3_nor_does_it_keep_the_newest_segment(machine, strange):
+    log = machine.open(retention_ms=DAY_MS, segment_bytes=100_000)
+    machine.fill(6)
+    log.append(b"strange", timestamps_ms=strange)
+    machine.clock.advance(DAY_MS)
+    assert machine.retain() == []
+    machine.clock.advance(1)
+    assert machine.retain() == [0]
+
+
 def test_faults_f3_a_files_time_makes_no_segment_older_than_its_records_say(machine):
     log = machine.open()
     now_ms = machine.clock.wall_ms()
