@@ -137,6 +137,9 @@ def test_a_table_whose_registry_is_away_is_not_warm(no_registry):
         orders.add(None, Order(1, "ann"))
 
 
+@pytest.mark.parametrize(
+    "registry", ["mock"], indirect=True
+)  # Apicurio 2.6 gives a schema no GUID, which goes into a header
 def test_schema_ids_in_headers_are_read_and_refused_where_they_would_be_written(tmp_path, registry):
     conf = {"schema.id.serializer": header_schema_id_serializer}
     foreign = AvroSerializer(registry, AVRO, conf=conf)
