@@ -213,3 +213,16 @@ def test_n2_one_that_is_closed_while_its_handshake_begins_does_not_begin_it(made
         with pytest.raises(ConnectionError, match="closed for another"):
             one.secure(context)
         assert theirs.recv(1) == b""
+
+
+def test_who_left_frees_its_place_and_leaves_once(made):
+    budget = made(connections_max=8)
+    for _ in range(3):
+        ones = admit(budget, count=4)
+        assert [one.promote() for one in ones] == [True, True, False, False], "of one identity a quarter"
+        assert len(budget) == 4
+        for one in (*ones, *ones):
+            one.leave()
+        assert len(budget) == 0
+        assert not ones[2].promote(), "it is closed"
+    assert cut(ones) == 0

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 import time
+from bisect import bisect
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from pushrep.outbox import (
     RecordRefused,
     read_identity,
 )
+from pushrep.outbox.batch import Latch
 from pushrep.records import Codec
 from tests.support.forks import code_in_fork
 from tests.support.outbox_arguments import outbox_arguments
@@ -252,6 +254,39 @@ def test_a_record_too_large_is_refused_by_its_largest_part(tmp_path):
             outbox.append_many(0, [b"v", b"w"], keys=[None, bytes(1 << 20)])
 
 
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_the_largest_record_is_the_same_whichever_way_it_comes(tmp_path, carrier):
+    with open_outbox(
+        tmp_path, carrier=carrier, log_config=LogConfig(batch_bytes=1_000, batch_bytes_max=2_000)
+    ) as outbox:
+
+        def takes(append, *given, **more):
+            try:
+                return append(0, *given, **more) is not None
+            except RecordRefused:
+                return False
+
+        largest = bisect(range(2_100), False, key=lambda size: not takes(outbox.append, bytes(size))) - 1
+        assert 1_500 < largest < 2_000
+        for size, is_taken in ((largest, True), (largest + 1, False)):
+            value = bytes(size)
+            assert takes(outbox.append, value) is is_taken
+            assert takes(outbox.append, value, timestamp_ms=1) is is_taken
+            assert takes(outbox.append_many, [value] * 2) is is_taken
+            assert takes(outbox.append_many, [b"", value]) is is_taken
+            assert takes(outbox.append, value[4:], headers=[("h", b"four")]) is False, (
+                "a header takes more than its value"
+            )
+
+
+def test_a_latch_that_is_open_lets_everybody_through():
+    latch = Latch()
+    assert not latch.wait(0)
+    assert not latch.wait(-1.0)
+    latch.open()
+    assert [latch.wait(timeout) for timeout in (0, None, 1e12)] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("values", "columns", "why"),
     [
@@ -265,6 +300,8 @@ def test_a_record_too_large_is_refused_by_its_largest_part(tmp_path):
         ([b"a", b"b"], {"timestamps_ms": [1, -2]}, "timestamps_ms: -2 is not a time"),
         ([b"a", b"b"], {"timestamps_ms": [1, "2"]}, r"timestamps_ms\[1\]: give whole milliseconds"),
         ([b"a", b"b"], {"timestamps_ms": [1, 2.5]}, r"timestamps_ms\[1\]: give whole milliseconds"),
+        ([b"a"], {"headers": [{"h": b"h"}]}, r"headers\[0\]: give \(name, value\) pairs, not a dict"),
+        ([b"a"], {"headers": [7]}, r"headers\[0\]: give a list of \(name, value\) pairs, not int"),
         ([b"a"], {"headers": [[("\ud800", b"h")]]}, r"headers\[0\]: .* UTF-8"),
         ([b"a"], {"metadata": [b"12345678901234567890"]}, "metadata: give a StreamMetadata"),
         ([b"a", b"b"], {"metadata": StreamMetadata(7, 0, 2**63 - 1)}, "metadata: 2 source offsets from"),

@@ -284,4 +284,5 @@ def test_without_a_destination_nothing_is_skipped_and_of_another_topic_neither(d
                 outbox.wait_shipped(0)
         else:
             assert [one.offset for one in outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7))] == [0]
+            assert outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7)) == [], "it is on disk"
             assert outbox.lag().keys() == {"kafka:orders"}
