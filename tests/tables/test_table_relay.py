@@ -518,3 +518,39 @@ def test_an_idle_relay_and_one_that_ended_keep_nothing_of_a_closed_batch(engine,
         outbox.log(0).delete_records(by_hand + 1)
         place(engine, orders, 2)
         relay_until(outbox, dsn, by_hand + 2)
+
+
+@pytest.mark.parametrize(
+    ("newest", "of_the_outbox"),
+    [("rows", OutboxWentBack), ("rows of one partition", OutboxWentBack), ("refused rows", AnotherRelay)],
+)
+def test_one_side_that_is_behind_by_batches_is_refused_whatever_these_held(
+    engine, dsn, orders, tmp_path, newest, of_the_outbox
+):
+    """Of refused rows the outbox lacks nothing: a copy of it is refused as such."""
+    directory, backup = tmp_path / "outbox", tmp_path / "backup"
+    place(engine, orders, 1)
+    with open_outbox(directory) as outbox:
+        relay_until(outbox, dsn, 1)
+    shutil.copytree(directory, backup)
+    with engine.connect() as connection:
+        before = connection.execute(
+            text("SELECT epoch, batch, is_open, ends, snapshot FROM pushrep_outbox_relay")
+        ).one()
+    with open_outbox(directory) as outbox:
+        for number in (5, 10):  # of one key
+            if newest == "refused rows":
+                with engine.begin() as connection:
+                    connection.execute(text("INSERT INTO pushrep_outbox (topic, partition) VALUES ('orders', 7)"))
+            else:
+                place(engine, orders, *range(number, number + (5 if newest == "rows" else 1)))
+            relay_until(outbox, dsn, 0, on_refused="park")
+    shutil.move(directory, tmp_path / "newest")
+    shutil.copytree(backup, directory)
+    with open_outbox(directory) as outbox, pytest.raises(of_the_outbox):
+        relay_until(outbox, dsn, 99)
+    sets = ", ".join(f"{name} = :{name}" for name in before._fields)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE pushrep_outbox_relay SET {sets}"), before._asdict())
+    with open_outbox(tmp_path / "newest") as outbox, pytest.raises(DatabaseWentBack, match="batch 1-3"):
+        relay_until(outbox, dsn, 99)
