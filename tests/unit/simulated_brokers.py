@@ -7,8 +7,8 @@
 
 Of Kafka's rules these hold: a partition is at its leader alone; a batch is checked, and taken once and in order by its
 producer's sequence numbers, of which the last five batches are known; an epoch below the producer's is refused; the end
-of a transaction is a marker in each partition that it lists, and with version 2 raises the epoch. tests/kafka runs the
-same against Kafka's own brokers.
+of a transaction is a marker in each partition that it lists, and with version 2 raises the epoch. A consumer group has
+one member, the last that joined. tests/kafka runs the same against Kafka's own brokers.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Self
 
-from aiokafka.protocol import admin, coordination, fetch, metadata, offset, produce, transaction
+from aiokafka.protocol import admin, commit, coordination, fetch, group, metadata, offset, produce, transaction
 from aiokafka.protocol.types import (
     Array,
     Boolean,
@@ -43,6 +43,7 @@ from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
 from pushrep.records import header as layout
 
 PRODUCE, FETCH, OFFSETS, METADATA, FIND, VERSIONS, INIT, ADD, END, CONFIGS = 0, 1, 2, 3, 10, 18, 22, 24, 26, 32
+COMMIT, COMMITTED, JOIN, HEARTBEAT, LEAVE, SYNC, DESCRIBE = 8, 9, 11, 12, 13, 14, 15
 LOST, UNSENT, SILENT = "done, and not answered", "not done, and not answered", "done; the connection stays silent"
 
 _S, _C, _T = String("utf-8"), CompactString("utf-8"), ("tags", TaggedFields)
@@ -108,13 +109,18 @@ _PLAIN = {
         produce.ProduceRequest_v8, fetch.FetchRequest_v4, offset.OffsetRequest_v2, metadata.MetadataRequest_v5,
         coordination.FindCoordinatorRequest_v1, transaction.InitProducerIdRequest_v0,
         transaction.AddPartitionsToTxnRequest_v0, transaction.EndTxnRequest_v0, admin.DescribeConfigsRequest_v1,
+        commit.OffsetCommitRequest_v2, commit.OffsetFetchRequest_v2, group.JoinGroupRequest_v2,
+        group.HeartbeatRequest_v1, group.LeaveGroupRequest_v1, group.SyncGroupRequest_v1,
+        admin.DescribeGroupsRequest_v0,
     )
 }  # fmt: skip
 _PLAIN[END, 1] = _PLAIN[END, 0]
 _SPOKEN = {
     PRODUCE: (8, 13), FETCH: (4, 4), OFFSETS: (2, 2), METADATA: (5, 12), FIND: (1, 1), VERSIONS: (0, 3), INIT: (0, 3),
-    ADD: (0, 0), END: (0, 5), CONFIGS: (1, 1),
+    ADD: (0, 0), END: (0, 5), CONFIGS: (1, 1), COMMIT: (2, 2), COMMITTED: (2, 2), JOIN: (2, 2), HEARTBEAT: (1, 1),
+    LEAVE: (1, 1), SYNC: (1, 1), DESCRIBE: (0, 0),
 }  # fmt: skip
+_WRITTEN_MS = 1_790_000_000_000
 _VERSION_0 = Schema(("error", Int16), ("versions", Array(("key", Int16), ("least", Int16), ("most", Int16))))
 
 
@@ -174,7 +180,7 @@ class SimulatedPartition:
 
     def write(self, *values: bytes, **fields: object) -> int:
         """Records of another program."""
-        return self._put(bytearray(encode_batch(list(values), timestamps_ms=1_790_000_000_000, **fields).data))
+        return self._put(bytearray(encode_batch(list(values), timestamps_ms=_WRITTEN_MS, **fields).data))
 
     @property
     def decided(self) -> int:
@@ -241,12 +247,27 @@ class _Transaction:
         self.raised_by, self.epoch, self.listed = (call, self.epoch), self.epoch + 1, []
 
 
-class SimulatedBrokers:
-    """Nodes 1 to `nodes`, of which the first is the coordinator, and one topic. A context manager."""
+@dataclass
+class _Group:
+    generation: int = 0
+    member: str = ""
+    assignment: bytes = b""
+    committed: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    """By topic and partition: the offset, and what stands beside it."""
 
-    def __init__(self, nodes: int = 1, partitions: int = 1, topic: str = "orders") -> None:
+
+class SimulatedBrokers:
+    """Nodes 1 to `nodes`, of which the first is the coordinator, and one topic. A context manager.
+
+    more: further topics, of one partition each.
+    """
+
+    def __init__(self, nodes: int = 1, partitions: int = 1, topic: str = "orders", more: tuple[str, ...] = ()) -> None:
         self.name, self.topic_id, self.cluster_id = topic, uuid.uuid4(), "a cluster"
         self.topic = [SimulatedPartition() for _ in range(partitions)]
+        self.more = {name: [SimulatedPartition()] for name in more}
+        self.groups: dict[str, _Group] = defaultdict(_Group)
+        self.metadata_size_max = 4096
         self.settings: dict[str, object] = {}
         """Of the topic, as TopicFacts names them."""
         self.configs: dict[str, str] = {}
@@ -412,27 +433,35 @@ class SimulatedBrokers:
         brokers = [(node, "127.0.0.1", port, None) for node, port in self._ports.items() if node not in self.down]
         topics = []
         for name in request[0] or ():
-            if self.is_missing or name != self.name:
+            if (found := self._named(name)) is None:
                 topics.append((Code.UNKNOWN_TOPIC_OR_PARTITION, name, False, []))
                 continue
             parts = [
                 (Code.NONE if one.leader else Code.LEADER_NOT_AVAILABLE, n, one.leader or -1, [1], [1], [])
-                for n, one in enumerate(self.topic)
+                for n, one in enumerate(found)
             ]
             topics.append((code or Code.NONE, name, False, parts))
         if not is_compact:
             return 0, brokers, self.cluster_id, 1, topics
         brokers = [(*one, {}) for one in brokers]
         topics = [
-            (error, name, self.topic_id, internal, [(*one[:3], 0, *one[3:], {}) for one in parts], -(1 << 31), {})
+            (error, name, self._id(name), internal, [(*one[:3], 0, *one[3:], {}) for one in parts], -(1 << 31), {})
             for error, name, internal, parts in topics
         ]
         return 0, brokers, self.cluster_id, 1, topics, {}
 
-    def _at(self, node: int, partition: int, code: int | None) -> int:
+    def _named(self, name: object) -> list[SimulatedPartition] | None:
+        if name in {self.name, self.topic_id}:
+            return None if self.is_missing else self.topic
+        return self.more.get(str(name))
+
+    def _id(self, name: str) -> uuid.UUID:
+        return self.topic_id if name == self.name else uuid.uuid5(self.topic_id, name)
+
+    def _at(self, node: int, one: SimulatedPartition, code: int | None) -> int:
         if code is not None:
             return code
-        return Code.NONE if self.topic[partition].leader == node else Code.NOT_LEADER_OR_FOLLOWER
+        return Code.NONE if one.leader == node else Code.NOT_LEADER_OR_FOLLOWER
 
     async def on_produce(self, node: int, request: tuple, code: int | None) -> tuple:
         found = []
@@ -440,11 +469,11 @@ class SimulatedBrokers:
             name, partitions = one[:2]
             answers = []
             for index, data, *_ in partitions:
-                answer = (self._at(node, index, code), -1, [], None)
-                if name not in {self.name, self.topic_id}:
-                    answer = (Code.UNKNOWN_TOPIC_ID, -1, [], None)
-                elif answer[0] == Code.NONE:
-                    answer = self.topic[index].append(bytes(data))
+                answer = (Code.UNKNOWN_TOPIC_ID, -1, [], None)
+                if (topic := self.topic if name == self.topic_id else self._named(name)) is not None:
+                    answer = (self._at(node, topic[index], code), -1, [], None)
+                if topic is not None and answer[0] == Code.NONE:
+                    answer = topic[index].append(bytes(data))
                 error, at, errors, words = answer
                 answers.append((index, error, at, -1, 0, errors, words, {}))
             found.append((name, answers, {}))
@@ -455,7 +484,8 @@ class SimulatedBrokers:
         for name, partitions in request[5]:
             answers = []
             for index, at, size_max in partitions:
-                one, error, data = self.topic[index], self._at(node, index, code), b""
+                one = (self._named(name) or self.topic)[index]
+                error, data = self._at(node, one, code), b""
                 end = one.decided if request[4] else one.end
                 if error == Code.NONE and (data := one.read(at, size_max, end)) is None:
                     error = Code.OFFSET_OUT_OF_RANGE
@@ -470,9 +500,10 @@ class SimulatedBrokers:
         for name, partitions in request[2]:
             answers = []
             for index, which in partitions:
-                one = self.topic[index]
+                one = (self._named(name) or self.topic)[index]
                 end = one.decided if request[1] else one.end
-                answers.append((index, self._at(node, index, code), -1, one.start if which == -2 else end))
+                at = {-1: end, -2: one.start}.get(which, one.start if which <= _WRITTEN_MS else -1)
+                answers.append((index, self._at(node, one, code), -1, at))
             found.append((name, answers))
         return 0, found
 
@@ -539,9 +570,72 @@ class SimulatedBrokers:
         entries = [(name, value, False, 1, False, []) for name, value in given.items()]
         return 0, [(code or Code.NONE, None, kind, name, entries if kind == 2 else []) for kind, name, _ in request[0]]
 
+    async def on_join(self, _node: int, request: tuple, code: int | None) -> tuple:
+        name, _, _, member, _, [(protocol, metadata), *_] = request
+        if code is not None:
+            return 0, code, -1, "", "", member, []
+        held = self.groups[name]
+        held.generation, held.member = held.generation + 1, member or f"member-{uuid.uuid4()}"
+        return 0, Code.NONE, held.generation, protocol, held.member, held.member, [(held.member, metadata)]
+
+    async def on_sync(self, _node: int, request: tuple, code: int | None) -> tuple:
+        name, _, member, given = request
+        held = self.groups[name]
+        if code is None:
+            held.assignment = bytes(dict(given).get(member, b""))
+        return 0, code or _member_or_not(held, member), held.assignment if code is None else b""
+
+    async def on_heartbeat(self, _node: int, request: tuple, code: int | None) -> tuple:
+        return 0, code or _member_or_not(self.groups[request[0]], request[2])
+
+    async def on_leave(self, _node: int, request: tuple, code: int | None) -> tuple:
+        self.groups[request[0]].member = ""
+        return 0, code or Code.NONE
+
+    async def on_commit(self, _node: int, request: tuple, code: int | None) -> tuple:
+        name, generation, member, _, topics = request
+        held, found = self.groups[name], []
+        error = code or (_member_or_not(held, member) if generation >= 0 else Code.NONE)
+        for topic, partitions in topics:
+            answers = []
+            for number, at, beside in partitions:
+                is_large = len(beside or "") > self.metadata_size_max
+                answers.append((number, error or (_METADATA_TOO_LARGE if is_large else Code.NONE)))
+                if not answers[-1][1]:
+                    held.committed[topic, number] = at, beside
+            found.append((topic, answers))
+        return (found,)
+
+    async def on_committed(self, _node: int, request: tuple, code: int | None) -> tuple:
+        if code is not None and code != Code.TOPIC_AUTHORIZATION_FAILED:
+            return [], code
+        held = self.groups[request[0]].committed
+        return [
+            (topic, [(one, *held.get((topic, one), (-1, "")), code or Code.NONE) for one in partitions])
+            for topic, partitions in request[1] or ()
+        ], Code.NONE
+
+    async def on_describe(self, _node: int, request: tuple, code: int | None) -> tuple:
+        found = []
+        for name in request[0]:
+            held = self.groups[name]
+            members = [(held.member, "a client", "a host", b"", held.assignment)] if held.member else []
+            found.append((code or Code.NONE, name, "Stable", "consumer", "range", members))
+        return (found,)
+
+
+_METADATA_TOO_LARGE, _UNKNOWN_MEMBER = 12, 25
+
+
+def _member_or_not(held: _Group, member: str) -> int:
+    return Code.NONE if member == held.member else _UNKNOWN_MEMBER
+
 
 _CALLS = {
     PRODUCE: SimulatedBrokers.on_produce, FETCH: SimulatedBrokers.on_fetch, OFFSETS: SimulatedBrokers.on_offsets,
     METADATA: SimulatedBrokers.on_metadata, FIND: SimulatedBrokers.on_find, INIT: SimulatedBrokers.on_init,
     ADD: SimulatedBrokers.on_add, END: SimulatedBrokers.on_end, CONFIGS: SimulatedBrokers.on_configs,
+    COMMIT: SimulatedBrokers.on_commit, COMMITTED: SimulatedBrokers.on_committed, JOIN: SimulatedBrokers.on_join,
+    HEARTBEAT: SimulatedBrokers.on_heartbeat, LEAVE: SimulatedBrokers.on_leave, SYNC: SimulatedBrokers.on_sync,
+    DESCRIBE: SimulatedBrokers.on_describe,
 }  # fmt: skip
