@@ -249,10 +249,7 @@ class CheckpointFiles:
     def load(self, reader: Reader) -> Checkpoint:
         """The reader's checkpoint; without one, an empty one of generation 0. Raises CorruptFile, StoreUnavailable."""
         path = self._path(reader)
-        try:
-            checkpoint = self._read(path) or Checkpoint(reader=reader)
-        except OSError as error:
-            raise StoreUnavailable(path, error.strerror or str(error)) from error
+        checkpoint = self._read(path) or Checkpoint(reader=reader)
         if checkpoint.reader != reader:
             raise CorruptFile(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
         return checkpoint
@@ -267,7 +264,7 @@ class CheckpointFiles:
             raise not_written(path, error.strerror or str(error), is_known=False) from error
 
     def all(self) -> list[Checkpoint]:
-        """Every reader's, sorted; one that is replaced meanwhile is the old or the new one."""
+        """Every reader's, sorted; one that is replaced meanwhile is the old or the new one. Raises as `load`."""
         try:
             names = self._filesystem.list(self._directory)
         except FileNotFoundError:
@@ -282,6 +279,8 @@ class CheckpointFiles:
             )
         except CorruptFile as error:
             raise CorruptFile(path, f"no checkpoint: {error.why}") from error
+        except OSError as error:
+            raise StoreUnavailable(path, error.strerror or str(error)) from error
 
     def _path(self, reader: Reader) -> Path:
         words = "\0".join((reader.consumer, reader.topic, str(reader.partition), reader.task))

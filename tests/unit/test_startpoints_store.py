@@ -524,12 +524,20 @@ def test_a_disk_that_can_not_be_read_is_a_store_that_is_away(tmp_path):
         reader = StartpointStore.open(tmp_path, filesystem=disk)
         assert len(reader.history()) == 1
         store.write("billing", "orders", 0, Startpoint.earliest(), "again")
+        claim = store.claim("billing", "orders", 1)
+        store.commit(claim, 7)
         disk.is_lost = True
-        for use in (reader.history, lambda: store.write("billing", "orders", 0, Startpoint.earliest(), "more")):
+        for use in (
+            reader.history,
+            lambda: store.write("billing", "orders", 0, Startpoint.earliest(), "more"),
+            reader.checkpoints,
+            lambda: reader.checkpoint(claim.reader),
+        ):
             with pytest.raises(StoreUnavailable, match="Stale file handle"):
                 use()
         disk.is_lost = False
         assert len(reader.history()) == 2
+        assert [one.offset for one in reader.checkpoints()] == [7]
 
 
 def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
