@@ -1,11 +1,13 @@
 """Access to a node: the pure rules, and the identity in a certificate."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env.checked_json import write_checked_json
 from pushrep.errors import BadArgument, CorruptFile
 from pushrep.replicate import access
 from pushrep.replicate.access import (
@@ -20,6 +22,7 @@ from pushrep.replicate.access import (
     identity_in,
     parse_rule,
 )
+from pushrep.replicate.election_state import NODE_FILE_VERSION
 from pushrep.replicate.errors import Refusal
 from pushrep.wire.calls import CALLS, ApiKey
 from pushrep.wire.frames import FrameKind
@@ -219,6 +222,95 @@ def test_a4_refusals_of_ever_new_names_take_no_more_memory(tmp_path):
 def test_a4_a_node_that_allows_nobody_says_so(tmp_path, caplog):
     Access(list, lambda _: Kept(tmp_path, frozenset()), REAL_FILESYSTEM, SYSTEM_CLOCK)
     assert "nobody may use this node" in caplog.text
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A node with the outboxes of `topics`, by id; its clock stands."""
+    topics, clock = {}, Clock()
+
+    def make(*rules):
+        return Access(
+            lambda: rules, lambda outbox_id: Kept(tmp_path / str(outbox_id), frozenset(topics.get(outbox_id, ()))),
+            REAL_FILESYSTEM, clock, listed=lambda: list(topics),
+        )  # fmt: skip
+
+    return SimpleNamespace(make=make, topics=topics, clock=clock)
+
+
+def begins(made, identity, outbox_id, *topics):
+    """Whether it may create an outbox of these topics; it is its owner then."""
+    try:
+        made.check(identity, ApiKey.DESCRIBE_LOG, outbox_id, topics, begins=True)
+    except Refusal:
+        return False
+    return made.owner_of(outbox_id) == identity
+
+
+def test_a_topic_here_is_its_first_creators_until_a_rule_with_a_pattern_lets_another_in(beside):
+    made = beside.make("billing", "shipping", "ann=ord*:create", "bob=pay*:create")
+    assert begins(made, "billing", ID, "orders")
+    beside.topics[ID] = {"orders"}
+    made.forget(ID)
+    for identity in ("shipping", "bob"):
+        assert not begins(made, identity, OTHER, "orders")
+        assert not begins(made, identity, OTHER, "orders", "mine")
+        assert made.owner_of(OTHER) == ""
+    assert made.refusals() == {("DESCRIBE_LOG", "shipping"): 2, ("DESCRIBE_LOG", "bob"): 2}
+    made.check("shipping", ApiKey.DESCRIBE_LOG, OTHER, ["orders"])  # a look creates nothing
+    assert begins(made, "shipping", OTHER, "payments")
+    assert begins(made, "ann", UUID(int=9), "orders"), "a rule with a pattern"
+    beside.topics |= {OTHER: {"payments"}, UUID(int=9): {"orders"}}
+    assert begins(made, "billing", UUID(int=10), "orders"), "its own, beside another's"
+    assert begins(made, "bob", UUID(int=11), "payments")
+
+
+def test_a_topic_that_is_being_made_is_kept_for_its_creator_for_a_minute(beside):
+    made = beside.make("billing", "shipping", "*=other*:create")
+    assert not begins(made, "stranger", OTHER, "orders"), "who may not create keeps nothing from others"
+    assert begins(made, "billing", ID, "orders")
+    assert not begins(made, "shipping", OTHER, "orders")
+    beside.clock.ms += 59_999
+    assert not begins(made, "shipping", OTHER, "orders")
+    assert begins(made, "billing", UUID(int=9), "orders"), "it made one of its own meanwhile"
+    beside.clock.ms += 60_000
+    assert begins(made, "shipping", OTHER, "orders")
+
+
+def test_what_lay_here_before_is_led_on_by_each_of_its_owners(beside, tmp_path):
+    made = beside.make("billing", "shipping")
+    for outbox_id, owner in ((ID, "billing"), (OTHER, "shipping")):
+        beside.topics[outbox_id] = {"orders"}
+        (tmp_path / str(outbox_id)).mkdir()
+        access.write_owner(tmp_path / str(outbox_id), owner, REAL_FILESYSTEM)
+    assert begins(made, "shipping", OTHER, "orders")
+    assert begins(made, "billing", ID, "orders")
+    assert not begins(made, "billing", OTHER, "orders")
+
+
+def test_about_all_outboxes_only_a_rule_for_all_of_them_decides(beside):
+    made = beside.make("ann=*:list", "bob=orders:list", "billing")
+    allowed = {one: made.may(one, ApiKey.DESCRIBE_NODE, None) for one in ("ann", "bob", "billing", "stranger")}
+    assert allowed == {"ann": True, "bob": False, "billing": False, "stranger": False}
+    assert [made.has_role(one) for one in ("ann", "bob", "billing", "stranger")] == [True, True, True, False]
+    assert not made.may("ann", ApiKey.DELETE, None)
+
+
+def test_rules_of_a_file_are_its_lines_without_comments(tmp_path):
+    (tmp_path / "allow").write_text("# who\n\n  billing  \n  # nobody\nann=*:list\n")
+    assert access.read_rules(tmp_path / "allow") == ["billing", "ann=*:list"]
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name in ("absent", "bytes"):
+        with pytest.raises(BadArgument, match=rf"{name} can't be read") as refused:
+            access.read_rules(tmp_path / name)
+        assert refused.value.argument == "allow_file"
+
+
+@pytest.mark.parametrize("owner", [7, "", None])
+def test_an_owner_that_is_no_name_is_damage(tmp_path, owner):
+    write_checked_json(REAL_FILESYSTEM, tmp_path / "owner.json", {"owner": owner}, NODE_FILE_VERSION)
+    with pytest.raises(CorruptFile, match="its owner is"):
+        access.read_owner(tmp_path, REAL_FILESYSTEM)
 
 
 def test_owner_json_is_written_as_the_docs_show_it_and_a_changed_bit_is_noticed(tmp_path):
