@@ -102,7 +102,7 @@ class ReplaySession:
         self._end, self._left = plan.end, plan.records
         self._settings, self._now_ms = settings, now_ms
         self._beats_together_ms = max(1, settings.heartbeat_ms // 20)
-        self._connect_by_ms = now_ms + settings.connect_timeout_ms
+        self._due_ms = now_ms + settings.connect_timeout_ms  # by then it is attached; later, its end is sent
         self._is_opened = self._is_attached = False
         self._credit = FetchCredit(plan.max_bytes_per_s, now_ms)
         self._reading: e.ReadBlock | None = None
@@ -112,7 +112,6 @@ class ReplaySession:
         self._held_until = 0
         self._heard_ms = now_ms
         self._last_counter = 0
-        self._end_due_ms = 0
 
     @property
     def credit(self) -> int:
@@ -147,19 +146,15 @@ class ReplaySession:
 
         Heartbeats may be late by a twentieth, so that those of many sessions coincide and wake a node once.
         """
-        match self.state:
-            case ReplayState.INIT:
-                return self._connect_by_ms
-            case ReplayState.REPLAY:
-                if self._reading is not None or self._is_sending:
-                    since_ms = max(self.last_progress_ms, self._under_way_since_ms)
-                    return since_ms + self._settings.liveness_timeout_ms
-                beat_ms = self._heard_ms + self._settings.heartbeat_ms
-                beat_ms += -beat_ms % self._beats_together_ms
-                send_from_ms = self._credit.send_from_ms
-                return min(beat_ms, send_from_ms) if send_from_ms > self._now_ms else beat_ms
-            case _:
-                return self._end_due_ms
+        if self.state is not ReplayState.REPLAY:
+            return self._due_ms
+        if self._reading is not None or self._is_sending:
+            since_ms = max(self.last_progress_ms, self._under_way_since_ms)
+            return since_ms + self._settings.liveness_timeout_ms
+        beat_ms = self._heard_ms + self._settings.heartbeat_ms
+        beat_ms += -beat_ms % self._beats_together_ms
+        send_from_ms = self._credit.send_from_ms
+        return min(beat_ms, send_from_ms) if send_from_ms > self._now_ms else beat_ms
 
     def handle(self, event: e.Event, now_ms: int) -> Effects:
         """Handle an event; returns the effects for the driver, in order. AssertionError: it can't happen now."""
@@ -202,7 +197,7 @@ class ReplaySession:
         return []
 
     def _turn_in_init(self, _event: e.Turn) -> Effects:
-        if self._now_ms < self._connect_by_ms:
+        if self._now_ms < self._due_ms:
             return []
         return self._over(ReplayEndReason.ERROR, ErrorCode.REQUEST_TIMED_OUT, "no subscriber attached in time")
 
@@ -344,7 +339,7 @@ class ReplaySession:
         if not self._is_attached:
             return self._done()
         self.state = ReplayState.INACTIVE
-        self._end_due_ms = self._now_ms + self._settings.liveness_timeout_ms
+        self._due_ms = self._now_ms + self._settings.liveness_timeout_ms
         return [e.ReleaseLease(), e.SendEnd(reason, self.position, code, why, **more)]
 
     def _done(self) -> Effects:
@@ -379,7 +374,7 @@ class ReplaySession:
             e.BlockSent: _sent,
         },
         ReplayState.INACTIVE: {
-            e.Turn: lambda self, _event: self._forget() if self._now_ms >= self._end_due_ms else [],
+            e.Turn: lambda self, _event: self._forget() if self._now_ms >= self._due_ms else [],
             e.SubscriberGone: _subscriber_gone,
             e.EndSent: lambda self, _event: self._forget(),
         },
