@@ -73,6 +73,29 @@ def test_a_wait_ends_with_a_write_however_long_nothing_was_written(tmp_path, mon
         listening.close()
 
 
+class OverheardDisk(RealFilesystem):
+    def watch(self, directory):
+        self.heard = super().watch(directory)
+        return self.heard
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_write_that_ended_a_wait_ends_no_other(tmp_path, is_async):
+    """Else whoever follows a log would be busy from its first write on."""
+    listening = Listening(tmp_path, disk := OverheardDisk())
+
+    def wait(timeout_s):
+        return asyncio.run(listening.wait_async(timeout_s)) if is_async else listening.wait(timeout_s)
+
+    try:
+        wait(0)
+        (tmp_path / "new").write_bytes(b"x")
+        wait(WAIT_S)
+        assert not disk.heard.has_changed()
+    finally:
+        listening.close()
+
+
 @pytest.mark.parametrize("disk", [REAL_FILESYSTEM, DeafDisk()], ids=["told", "not told"])
 @pytest.mark.parametrize("bound", ["written", "stable"])
 def test_who_follows_a_directory_gets_each_record_and_is_woken_by_a_stop(tmp_path, disk, bound):
