@@ -30,7 +30,7 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log.directory import DirectoryView
-from pushrep.log.directory_files import DirectoryLock, list_segments
+from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, DirectoryLock, list_segments
 from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
 from pushrep.log.published import LogOffsets
 from pushrep.log.segment import Segment
@@ -247,6 +247,16 @@ def test_many_may_close_at_once(tmp_path):
             thread.join()
         assert not errors
         assert other.append(b"still locked") == (0, 0)
+
+
+def test_a_new_segment_takes_no_index_entries_of_one_that_was_cut_off_there(tmp_path):
+    indexes = [tmp_path / f"{7:020d}{suffix}" for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
+    for index in indexes:
+        index.write_bytes(bytes(range(24)))
+    segment = Segment.create(REAL_FILESYSTEM, tmp_path, 7, LogConfig(preallocate_bytes=0))
+    assert [index.read_bytes() for index in indexes] == [b"", b""]
+    assert len(segment.index) == len(segment.time_index) == 0
+    segment.close()
 
 
 def test_an_interruption_while_a_segment_is_made_leaves_no_second_one(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.log.cut_files import remove_segments
-from pushrep.log.directory_files import SEAL_SUFFIX, CheckpointFile, segment_path, write_checkpoint
+from pushrep.log.directory_files import REPAIR_SUFFIX, SEAL_SUFFIX, CheckpointFile, segment_path, write_checkpoint
 from pushrep.log.errors import RepairRefused
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
@@ -330,6 +330,26 @@ def test_o8_what_was_cut_or_removed_is_no_finding_any_more(leader, copy, cut):
     cut(copy)
     assert (copy.damaged_segments, copy.scrub.status.findings) == ((), ())
     assert copy.repair_segment(base) is None
+
+
+def test_o8_a_repair_that_finds_no_room_leaves_no_file_behind(leader, copy, monkeypatch):
+    base = bases(copy)[1]
+    flip(copy, base, starts(copy, base)[1] + RECORDS_AT)
+    assert found(copy) == [base]
+    truncate = RealFile.truncate
+
+    def full(file, size):
+        if file.path.name.endswith(REPAIR_SUFFIX):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        truncate(file, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RealFile, "truncate", full)
+        with pytest.raises(OSError, match=REPAIR_SUFFIX):
+            copy.repair_segment(base)
+    assert list(copy.path.glob(f"*{REPAIR_SUFFIX}")) == []
+    heal(copy, leader, base)
+    assert found(copy) == []
 
 
 def test_o8_a_segment_that_retention_removes_meanwhile_does_not_come_back(leader, copy, monkeypatch):
