@@ -135,6 +135,8 @@ def test_the_segment_limits_a_record_too(tmp_path):
         ([b"a"], {"headers": [[("a", "b")]]}, r"headers\[0\]: give a list of"),
         ([b"a"], {"headers": [[("\ud800", b"b")]]}, r"headers\[0\]: give a list of"),
         ([b"a"], {"headers": 5}, "headers: give one entry per value"),
+        ([b"a"], {"headers": HeaderColumn("n", [5])}, "append: the records can't be encoded"),
+        ([b"a"], {"headers": HeaderColumn(5, [b"x"])}, "append: the records can't be encoded"),
         (b"a", {"durability": "FLUSHED"}, "durability: give Durability.FLUSHED or BUFFERED, not 'FLUSHED'"),
         (b"a", {"durability": None}, "durability"),
         (encode_batch([b"a"], timestamps_ms=5), {"keys": [b"k"]}, "keys: a ready RecordBatch has its own"),
@@ -628,14 +630,73 @@ def test_a_close_tells_that_a_sync_in_the_background_failed_unless_a_call_has_to
         assert opened.recovery.opening.value == "abnormal"
 
 
-def test_a_closed_log_says_so(tmp_path):
+USES = {
+    "acquire_lease": lambda log: log.acquire_lease("a reader", 0),
+    "advance_high_watermark": lambda log: log.advance_high_watermark(1),
+    "append": lambda log: log.append(b"y"),
+    "append_as_is": lambda log: log.append_as_is([encode_batch([b"y"], timestamps_ms=1, base_offset=1)]),
+    "apply_retention": lambda log: log.apply_retention(),
+    "batches": lambda log: log.batches(0),
+    "begin_anew": lambda log: log.begin_anew(5, 5),
+    "begin_epoch": lambda log: log.begin_epoch(1, 1),
+    "begin_epochs": lambda log: log.begin_epochs([(log, 1, 1)]),
+    "beginning_epoch": lambda log: log.beginning_epoch(1, 1),
+    "configure": lambda log: log.configure(LogConfig()),
+    "damaged_from": lambda log: log.damaged_from,
+    "delete_records": lambda log: log.delete_records(0),
+    "drop_holder": lambda log: log.drop_holder("a destination"),
+    "ends": lambda log: log.ends(),
+    "flush": lambda log: log.flush(),
+    "flushed_offset": lambda log: log.flushed_offset,
+    "forget_epochs_above": lambda log: log.forget_epochs_above(0),
+    "high_watermark": lambda log: log.high_watermark,
+    "history": lambda log: log.history(),
+    "hold": lambda log: log.hold("a destination", lambda: 0),
+    "leader_epochs": lambda log: log.leader_epochs,
+    "leases": lambda log: log.leases,
+    "log_end_offset": lambda log: log.log_end_offset,
+    "log_start_offset": lambda log: log.log_start_offset,
+    "offset_for_timestamp": lambda log: log.offset_for_timestamp(0),
+    "offset_of_largest_timestamp": lambda log: log.offset_of_largest_timestamp(),
+    "purge": lambda log: log.purge(0),
+    "purge_old": lambda log: log.purge_old(before_offset=0),
+    "quarantine": lambda log: log.quarantine(),
+    "read": lambda log: log.read(0, 1),
+    "read_to_repair": lambda log: log.read_to_repair(0, 1),
+    "records": lambda log: log.records(0),
+    "reopen": lambda log: log.reopen(),
+    "repair_segment": lambda log: log.repair_segment(0),
+    "size_from": lambda log: log.size_from(0),
+    "slices": lambda log: log.slices(),
+    "stable_offset": lambda log: log.stable_offset,
+    "state": lambda log: log.state(),
+    "stopped_by": lambda log: log.stopped_by,
+    "truncate_to": lambda log: log.truncate_to(0, force=True),
+    "when_stopped": lambda log: log.when_stopped(print),
+    "why_no_append": lambda log: log.why_no_append(),
+}
+AFTER_CLOSE = {
+    "close",
+    "config",
+    "damaged_segments",
+    "disk",
+    "ignored_index_entries",
+    "moved_ms",
+    "retention_held",
+    "scrub",
+}
+OF_NO_LOG = {"open", "open_reader", "run_beside_others"}
+
+
+def test_every_use_of_a_closed_log_says_so(tmp_path):
+    assert {name for name in dir(SegmentLog) if name[0] != "_"} == USES.keys() | AFTER_CLOSE | OF_NO_LOG
     log = SegmentLog.open(tmp_path / "orders-0")
     log.append(b"x")
     log.close()
     log.close()
-    for use in (lambda: log.append(b"y"), lambda: log.log_end_offset, lambda: log.read(0, 1), log.flush):
+    for use in USES.values():
         with pytest.raises(LogClosed):
-            use()
+            use(log)
 
 
 def test_what_can_not_be_a_log_is_refused(tmp_path):
