@@ -667,6 +667,11 @@ def slot_directories(directory: Path | str, filesystem: Filesystem = REAL_FILESY
     return [slot_path(Path(directory), slot) for slot in _slots(Path(directory), filesystem)]
 
 
+def is_slot(directory: Path) -> bool:
+    """Whether the directory is a slot in which an outbox was made."""
+    return _SLOT_NAME.fullmatch(directory.name) is not None and (directory / OUTBOX_FILE_NAME).exists()
+
+
 def outboxes_at(directory: Path | str) -> list[Path]:
     """The slots below a directory, or the directory itself if it has none."""
     return slot_directories(directory) or [Path(directory)]

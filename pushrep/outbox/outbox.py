@@ -30,7 +30,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
-from pushrep.log.directory_files import SLOTS_MAX, slot_directories, slot_path
+from pushrep.log.directory_files import SLOTS_MAX, is_slot, slot_path
 from pushrep.log.disk import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import Columns, RecordRules
@@ -227,9 +227,9 @@ class Outbox(FirstErrorRaised):
                 if health is not None:
                     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
-                    is_slot = directory in slot_directories(directory.parent)
-                    status = outbox._workers_status if is_slot else outbox.status
-                    outbox._resources.callback(HealthServer(health, status, is_shared=is_slot).close)
+                    is_shared = is_slot(directory)
+                    status = outbox._workers_status if is_shared else outbox.status
+                    outbox._resources.callback(HealthServer(health, status, is_shared=is_shared).close)
                 outbox.values.warm()  # last: what is in the log is shipped, whether a registry answers or not
             except BaseException:
                 outbox.close()

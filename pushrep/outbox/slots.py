@@ -21,7 +21,7 @@ from typing import Any
 from pushrep.errors import PushrepError
 from pushrep.kafka.errors import ShippingStopped, ShippingTimeout
 from pushrep.log import LogLocked
-from pushrep.log.directory_files import slot_directories
+from pushrep.log.directory_files import is_slot, slot_directories
 from pushrep.log.inspection import lock_holder
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.shipping import holder_name
@@ -118,8 +118,9 @@ def take_back(slot: Path) -> None:
     """Return once no worker ships this slot for others any more; at once for a directory that is no slot, for a slot
     that a worker has for its own, and for the worker that is about to ship it for others.
     """
-    beside = slot_directories(slot.parent)
-    others = [one for one in beside if one != slot] if slot in beside and slot.resolve() not in _wanted else []
+    if not is_slot(slot) or slot.resolve() in _wanted:
+        return
+    others = [one for one in slot_directories(slot.parent) if one != slot]
     until_s = monotonic() + _GIVEN_UP_S
     while others and (holder := lock_holder(slot)) and holder in map(lock_holder, others) and monotonic() < until_s:
         try:

@@ -28,7 +28,7 @@ from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.log.directory_files import log_name, slot_directories
+from pushrep.log.directory_files import is_slot, log_name, slot_directories
 from pushrep.log.disk import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
@@ -96,7 +96,7 @@ OnState = Callable[[StandbyState, str], object]
 
 def refuse_standby(directory: Path, config: OutboxConfig) -> None:
     """Refuse worker slots, and a number of members that the grant has. Raises BadArgument, CantStandBy."""
-    if slot_directories(directory) or directory in slot_directories(directory.parent):
+    if slot_directories(directory) or is_slot(directory):
         raise CantStandBy(
             "a worker slot is an outbox of this machine alone, which no other machine could lead. Let one process of "
             "each machine stand by, or make an outbox for each worker (pushrep outbox create), and let that stand by"

@@ -23,7 +23,7 @@ from pushrep.errors import PushrepError
 from pushrep.kafka.parking import parking_name
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, read_progress
 from pushrep.log import SegmentLog
-from pushrep.log.directory_files import log_name, parse_log_name, slot_directories
+from pushrep.log.directory_files import is_slot, log_name, parse_log_name, slot_directories
 from pushrep.log.disk import DiskLevel, DiskStatus
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.retention import RetentionHeld
@@ -359,7 +359,7 @@ class ClosedOutbox(Status):
         """`slot_waits` for each topic that lacks records of a worker's slot which nobody has open."""
         slot = Path(self.directory).name
         is_free = self.pid is None and self.written_ms < time.time_ns() // 1_000_000 - SLOT_WAITS_MS
-        if is_free and Path(self.directory) in slot_directories(Path(self.directory).parent):
+        if is_free and is_slot(Path(self.directory)):
             for one in self.destinations:
                 if one.records:
                     why = f"{one.records} records are not shipped to topic {one.topic}, and no worker has the slot open"
@@ -759,8 +759,7 @@ def _late(facts: Facts, now_ms: int) -> Iterator[LateRecords]:
 
 def _progress_of(directory: Path) -> dict[str, Mapping[int, PartitionProgress]]:
     """By topic. A slot's worker may have died before it reached a broker; then the other slots know the topics."""
-    beside = slot_directories(directory.parent)
-    places = [*beside, directory] if directory in beside else [directory]
+    places = slot_directories(directory.parent) if is_slot(directory) else [directory]
     found = {place: read_progress(REAL_FILESYSTEM, place) for place in places}
     topics = dict.fromkeys(topic for progress in found.values() for topic in progress)
     return {topic: found[directory].get(topic, ShippingProgress()).partitions for topic in topics}
