@@ -126,7 +126,7 @@ class PairTable:
         return states
 
     def write(self, before: PairStates, after: Verdicts, destinations: Numbers) -> None:
-        """Take over what a batch made of the pairs that `read` gave; those without a slot get theirs."""
+        """Store the pairs of `read` as a batch left them; new pairs get a slot."""
         slots = before.slots
         new = np.flatnonzero(slots < 0)
         if len(new):
@@ -448,7 +448,7 @@ class ReplayFilter:
         return self._all_dropped
 
     def _judge(self, keys: Keys, destinations: int | Numbers) -> npt.NDArray[np.bool_]:
-        """The rows the rule is for → which pass. Whatever raises does so before anything is remembered."""
+        """Which of the rows pass; all are of pairs that the rule judges. If it raises, nothing was remembered."""
         groups = group_pairs(keys.pids, keys.partitions)
         before = self._table.read(groups.pids, groups.partitions)
         agreed = _agreed_destinations(groups, before.destinations, destinations)

@@ -46,7 +46,7 @@ EPOCH_JUMP_MAX = 1 << 20
 """The largest step between two epochs that a member hears of one after the other under one list of members: 4,096
 openings. The sender of a larger step is broken, or of another outbox."""
 LIST_JUMP_MAX = 128 * EPOCH_LEAP
-"""The largest step to an epoch of another list: while the member was away, so many new directories may have come in."""
+"""The largest step to an epoch of another list: up to 128 directories may be replaced while the member is away."""
 LISTS_MAX = 32
 """How many earlier lists a grant has at most, as it is in many answers. Nobody changes the list more often while one
 member is away."""

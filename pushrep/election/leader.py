@@ -144,8 +144,8 @@ LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Pu
 
 
 class Confirmations:
-    """Whether a leader leads on while members show a newer grant of its generation: as long as, every `alive_ms`, m
-    members, it counted, have shown its own. Not thread-safe. Times are milliseconds of one monotonic clock.
+    """Whether a leader leads on while members show a newer grant of its generation. It does unless `alive_ms` pass in
+    which fewer than m members, itself among them, show its own grant. Not thread-safe; monotonic milliseconds.
     """
 
     def __init__(self, grant: Grant, alive_ms: int) -> None:

@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 
 
 class BadJsonFile(ValueError):
-    """What others wrote is no JSON, or deeper than 64 levels."""
+    """The text is no JSON, or nested deeper than 64 levels."""
 
 
 def read_checked_json(  # noqa: PLR0913, PLR0917 - a file, and what it has to be

@@ -37,15 +37,15 @@ Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
 
 A WholeSync brings everything that any process wrote to one file system to disk, by one call: syncfs(2). It is there if
 the system reports whether that succeeded: Linux 5.8 and later, on file systems that are known to sync data and names by
-it. Its error names no file, and it waits for others' writes: so it is for files of which all or none are needed.
+it. Its error names no file, and it waits for others' writes. So it is used only where all files are needed, or none.
 
 A lock is two: a flock, which excludes others, and on the file `<name>.held` a record lock of the open file
 (F_OFD_SETLK), which shows that it is held. Only of the second one can be asked who has it without taking it: a reader
 that tried the flock would refuse a process that opens just then. Both are the kernel's, so they hold between
 containers, where neither pids nor /proc mean the same. Source: fcntl_locking(2).
 
-A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It does not report
-syncs and writes through a mapping, nor what was written.
+A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It reports
+neither the written bytes, nor syncs, nor writes through a mapping.
 """
 
 import ctypes
@@ -268,7 +268,7 @@ HOLE_BYTES_MAX = 256 << 20
 """Copies that leave zeros out have holes of as much as was allocated ahead, 16 MiB by default."""
 
 NO_PLAIN_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG})
-"""What an open raises because of what stands under the name, not because of the disk or the process."""
+"""Errors of an open that mean that the name is no plain file's; the disk and the process are well."""
 
 IS_LINK = "it is a symbolic link, and nothing is written through one"
 LEADS_NOWHERE = "it is a symbolic link that leads nowhere"

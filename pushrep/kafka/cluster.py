@@ -178,7 +178,7 @@ class Cluster:
 
     @contextmanager
     def awaiting(self, node: int, what: str) -> Iterator[None]:
-        """What runs in here waits for this broker, which `what` (if that takes long) until it has answered once."""
+        """The block waits for an answer of this broker. what: what a broker that takes long is said to do."""
         silence = self._silences.setdefault(node, _Silence(monotonic()))
         silence.waiting, silence.what = silence.waiting + 1, what
         try:
@@ -256,7 +256,7 @@ class Cluster:
         return connection
 
     def _on_connected(self, node: int, task: "asyncio.Task[Connection]") -> None:
-        """Whoever waited for it may be gone; then the next one takes the connection."""
+        """Keep the connection, though its caller may have been cancelled: the next caller takes it."""
         self._connecting.pop(node, None)
         if not task.cancelled() and task.exception() is None:
             self._connections[node] = task.result()

@@ -552,7 +552,7 @@ class FencedPartitions:
         return found
 
     def on_matched(self, partition: int, now_ms: int) -> None:
-        """What it holds is known, or it was renewed: it is shipped to."""
+        """Ship to the partition: its content is known, or its producer was renewed."""
         one = self._all[partition]
         if one.state is PartitionState.MATCHED:
             one.become(PartitionState.SHIPPING)

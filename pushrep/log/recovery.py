@@ -590,8 +590,9 @@ class Recovery:
         rises = cut is not None or segment.next_offset > min(plan.recovery_point, self._checkpointed)
         segment.sync_indexes(retaken=rises)
         if plan.opening is Opening.ABNORMAL:
-            # What was not cut is on disk by the recovery point or since `_settle`, and a segment's name was on disk
-            # before its first batch. So ten thousand logs of a killed process are not synced twice.
+            # A log that was not cut is on disk: below the recovery point before this opening, above it since `_settle`.
+            # Each segment's name was on disk before its first batch. So ten thousand logs of a killed process are not
+            # synced twice.
             if cut is not None:
                 segment.file.sync()
             if cut is not None or segment.size_bytes == 0:

@@ -701,9 +701,9 @@ class Outbox(FirstErrorRaised):
 
 
 _OPEN: set[Outbox] = set()
-"""What a program does not close is closed when it ends, within its close_timeout_s: by atexit, in the main thread; in a
-child of multiprocessing, which ends by os._exit without atexit, by a finalizer of that module. A process that is
-killed, or itself calls os._exit, gets nothing of this.
+"""If a program leaves an outbox open, its end closes it, within close_timeout_s: atexit does, in the main thread.
+A child of multiprocessing ends by os._exit, without atexit: there a finalizer of that module does. Nothing does if the
+process is killed, or calls os._exit itself.
 """
 _child = 0  # the process of multiprocessing that ends by our finalizer
 

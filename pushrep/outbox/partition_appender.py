@@ -476,7 +476,7 @@ class PartitionAppender:
                 self._call_writer()
 
     def is_idle_within(self, timeout_s: float) -> bool:
-        """Whether no round is being written, at the latest after so many seconds."""
+        """Wait up to `timeout_s` for the round that is being written; whether none is any more."""
         if not self._write_lock.acquire(timeout=timeout_s):
             return False
         self._write_lock.release()

@@ -5,8 +5,8 @@
 
 Batches wait only with acks=ALL; with LOCAL they are pushed without waiting for an answer.
 
-What a replica holds is what it told this leader: by its acknowledgements, in any session, and before the first one by
-the description of its log. So a replica that went away lags by the records since then, one that never answered by all.
+The lag counts what the replica told this leader: by its acknowledgements, in any session; before the first one, by the
+description of its log. So a replica that went away lags by the records since then; one that never answered, by all.
 """
 
 import threading

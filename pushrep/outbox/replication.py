@@ -60,7 +60,7 @@ _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was 
 _ASK_S = 5.0  # timeout of asking the members who leads
 _ANSWER_S = 1.0  # the same, for a message that names the silent ones
 LEFT_MS = 60_000
-"""A change of members of which there was no step for so long is left: its command was killed."""
+"""If a change of members makes no step for so long, its command was killed, and the change is left as it is."""
 _SILENT_MS = LEADER_ALIVE_MS  # a member answers once a second
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
@@ -175,7 +175,7 @@ class Replication:
         self._thread("pushrep-lead", partial(self._watch_lead, self._health, on_lost))
 
     def end_change(self) -> None:
-        """Whatever waits for members stops waiting, and no change of members begins any more; what is led is led on."""
+        """End all waiting for members, and begin no change of members any more. The outbox leads on."""
         self._election.ending.set()
 
     def close(self) -> None:

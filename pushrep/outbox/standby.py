@@ -67,7 +67,7 @@ _PASSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingStatus(Status):
-    """A service that stands by. It is not ready, which no alert is for: metrics show no problem."""
+    """A service that stands by. It is not ready, and that is no problem: no alert fires."""
 
     kind: str = "standby"
     state: str = "standing by"

@@ -7,8 +7,8 @@ lz4         one LZ4 frame of independent blocks: Kafka's Java reader refuses lin
 snappy      xerial's framing, which Kafka's Java reader demands; raw snappy, which some clients write, is read too:
             | 82 S N A P P Y 00 | version i32 = 1 | compatible i32 = 1 | then per block: length i32, raw snappy |
 
-What Kafka's Java reader takes of other writers is read, too: several frames or streams one behind the other, and bytes
-behind the last gzip member or lz4 frame, which it passes over.
+Other writers put several frames or streams one behind the other, or bytes behind the last gzip member or lz4 frame.
+Kafka's Java reader takes the former and passes over the latter, and so does this module.
 
 Sizes in the input may be wrong: the output buffer never exceeds `bytes_max`.
 """

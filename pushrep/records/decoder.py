@@ -467,7 +467,7 @@ def _first(differs: Flags) -> int:
 
 
 def _heads(layout: _Layout, row: int, records: int) -> Bytes:
-    """What the heads of so many records from `row` on should be: all are the layout's, but the offset counts up."""
+    """The expected heads of `records` records from `row` on: the layout's head, with offsets that count up."""
     made = np.empty((records, len(layout.head)), np.uint8)
     made[:] = np.frombuffer(layout.head, np.uint8)
     offset = slice(layout.offset_at, layout.key_length_at)

@@ -356,7 +356,7 @@ def _grants(kept: KeptOutbox) -> tuple[Grant, ...]:
 
 
 def description(replica: ReplicaLog) -> wire.LogDescription:
-    """What a leader, or a candidate, is told of a log."""
+    """The description of a log, for a leader or a candidate."""
     log, state = replica.log, replica.settled_state()
     ends, unfenced = state.log, state.unfenced
     granted = granted_end(ends, unfenced)

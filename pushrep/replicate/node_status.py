@@ -112,7 +112,7 @@ class UnauthorisedCalls:
 
 
 class BudgetStatus(NamedTuple):
-    """What its peers hold, and may. closed: by reason: full (another one was closed for it, or it found no room), late.
+    """The peers' resources, and limits. closed: by reason: full (closed for another one, or it found no room), late.
 
     held_bytes: of large requests and answers.
     """

@@ -73,8 +73,8 @@ class LeaderContact(NamedTuple):
 
 
 class StandbyContact(NamedTuple):
-    """What a standby waits by: how long ago the leader was in contact, None if it leads no more. is_successor: the
-    leader handed the lead over to this member.
+    """A leader's last contact, for a standby. age_ms: how long ago; None: it leads no more. is_successor: it handed the
+    lead over to this member.
     """
 
     age_ms: int | None

@@ -289,7 +289,7 @@ class ReplayCalls:
 
         def may() -> None:
             recording = recordings.find(recording_id)
-            # Who may delete it may end the sessions of others.
+            # The right to delete a recording includes the right to end others' sessions of it.
             if not access.may(connection.sender, ApiKey.DELETE, recording and recording.entry.outbox_id):
                 access.refused(connection.sender, ApiKey.STOP_REPLAY)
                 raise ReplayRefused(ErrorCode.UNAUTHORISED, "")
