@@ -18,8 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import click
 import jinja2
@@ -33,6 +32,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from filtering.closing import ClosedAtExit
 from pushrep.cli.record_rows import time_text
 from pushrep.cli.startpoint import line_of, states_of
 from pushrep.cli.startpoint_options import place_text
@@ -286,8 +286,8 @@ class ConsoleSettings:
     certificate: tuple[Path, Path] | None = None
 
 
-class ConsoleServer:
-    """A server that listens from its construction until `stop`. A context manager. Raises BadArgument for an address
+class ConsoleServer(ClosedAtExit):
+    """A server that listens from its construction until `close`. A context manager. Raises BadArgument for an address
     that is in use or not this machine's, and for a certificate that can't be used.
     """
 
@@ -315,7 +315,7 @@ class ConsoleServer:
         try:
             config.load()
         except (OSError, ValueError) as error:
-            self._close()
+            self._release()
             raise BadArgument("certificate", f"{settings.certificate} can't be used: {error}") from error
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
@@ -348,25 +348,17 @@ class ConsoleServer:
                 gc.collect()
                 _trim()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the server and the watch. When this returns, no request is answered any more."""
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._watch.stop()
-        self._close()
+        self._release()
 
-    def _close(self) -> None:
+    def _release(self) -> None:
         with suppress(OSError):
             self._socket.close()
         self.budget.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def _trim() -> None:

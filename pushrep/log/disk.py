@@ -58,9 +58,9 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic, perf_counter
-from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import SYSTEM_CLOCK, Clock, DiskUsage, Filesystem, shared_by_process, write_beside
 from pushrep.env.filesystem import NO_PLAIN_FILE
 from pushrep.log.config import DiskLimits
@@ -430,7 +430,7 @@ def run_beside_each_other(
         release_disk_threads(threads)
 
 
-class ManyFiles:
+class ManyFiles(ClosedAtExit):
     """Writes files in one or more directories and syncs them together. A context manager."""
 
     def __init__(self, filesystem: Filesystem, clock: Clock, directories: Sequence[Path]) -> None:
@@ -439,12 +439,8 @@ class ManyFiles:
         is_one = len(directories) >= _WORTH_IT and len(set(map(_device_of, directories))) == 1
         self._whole = filesystem.whole_sync(self._directory) if is_one else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None:
+    def close(self) -> None:
+        """Close the file system's sync."""
         if self._whole is not None:
             self._whole.close()
 

@@ -371,7 +371,7 @@ def a_failover_is_seen_while_the_page_is_open(fleet, tab):
             sync_api.expect(promoted).to_contain_text("leading")
             assert page.evaluate("window.isThisPage"), "it was never loaded anew"
             assert page.evaluate("document.activeElement.textContent") == "orders", "what had the focus keeps it"
-        server.stop()
+        server.close()
         sync_api.expect(page.locator(".stale").first).to_be_visible()
 
 
