@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.class_archives import INTERPRETED, SPARK, java_options
+from tests.class_archives import FORKLESS, INTERPRETED, SPARK, java_options
 
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
@@ -30,11 +30,13 @@ from tests.class_archives import INTERPRETED, SPARK, java_options
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s -Dspark.sql.streaming.pollingDelay=200ms"
 # Hadoop's local file system starts a `chmod` for each file and directory that it makes, a sixth of a streaming test's
 # processor time; now and then one ends with 1 and no word. This one asks Java. It stands at the end of the class path,
-# where the archive still fits. Long forms, and other releases of Spark, have what users have.
+# where the archive still fits. Long forms, object stores and other releases of Spark have what users have.
 _local_files = Path(__file__).parents[1] / ".cache" / "spark-kafka" / "libs" / "hadoop-bare-naked-local-fs-0.1.0.jar"
-if _local_files.exists() and not {"PUSHREP_TORTURE", "PUSHREP_SPARK_PYTHONS"} & os.environ.keys():
+_AS_USERS = {"PUSHREP_TORTURE", "PUSHREP_SPARK_PYTHONS", "PUSHREP_STORES_JARS"}
+if _local_files.exists() and not _AS_USERS & os.environ.keys():
     os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_local_files))
     _SPARK_WAITS += " -Dspark.hadoop.fs.file.impl=com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+    _SPARK_WAITS += f" {FORKLESS}"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
 os.environ["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every test's `pushrep` is a fork of the same

@@ -17,8 +17,6 @@ PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").spli
 """With other releases of Spark, each in an environment of its own, as `make spark-releases` names them."""
 QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
 """Options of spark-submit: a web page that nobody reads, and 200 tasks for a few rows, take longer than the work."""
-FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Spark's own manager starts `readlink` four times a file that it renames: a sixth of a streaming test's CPU time."""
 _GONE_S = 120
 # Five batches are enough to die in one and go on.
 QUICK_DEMO = f"""\

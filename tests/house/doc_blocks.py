@@ -11,7 +11,8 @@ Addresses 127.0.0.1:74NN are replaced by free ones.
 
 With several files, each begins with an empty directory, without variables and without a Spark session. They share this
 process and its JVM, because a JVM takes longer to start than a page to run. So `$ python -m spark_jobs.jobs....` runs
-in this process, too.
+in this process, too, and so does `$ python FILE` of a block with Spark. A warning fails, except in blocks with Spark,
+whose own code warns.
 """
 
 import os
@@ -21,11 +22,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from runpy import run_path
 from textwrap import dedent
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
@@ -34,6 +37,7 @@ _SPARK = re.compile(r"<!--\s*spark\s*-->")
 _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
 _FILE = re.compile(r"<!--\s*file:\s*(?P<name>\S+)\s*-->")
 _JOB = re.compile(r"python -m (?P<module>spark_jobs\.jobs\.\w+) (?P<arguments>[^|<>&;$]*)")
+_PROGRAM = re.compile(r"python (?P<file>\w+\.py) 2> \S+")
 _ADDRESS = "localhost:9092"
 _PORT = re.compile(r"127\.0\.0\.1:74\d\d\b")
 _PYTHON = sys.executable
@@ -119,11 +123,17 @@ def run_blocks(blocks):
             continue
         if block.language == "python":
             # The empty lines put the code where it stands in the file, so that tracebacks point there.
-            exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
+            with warnings.catch_warnings():
+                if not block.needs_spark:
+                    warnings.simplefilter("error")
+                exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
             continue
         for command in commands_of(block):
             if job := _JOB.fullmatch(command):
                 run_job(block, job["module"], shlex.split(job["arguments"]))
+                continue
+            if block.needs_spark and (program := _PROGRAM.fullmatch(command)):
+                run_path(program["file"], run_name="__main__")
                 continue
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=False, env=activated)
             if done.returncode != 0:

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.class_archives import INTERPRETED
-from tests.spark_programs import FORKLESS_CHECKPOINTS, QUIET, WORKERS_PYTHON
+from tests.class_archives import FORKLESS, INTERPRETED
+from tests.spark_programs import QUIET, WORKERS_PYTHON
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
-SMALL = f"{QUIET} --conf spark.sql.streaming.checkpointFileManagerClass={FORKLESS_CHECKPOINTS} pyspark-shell"
-OF_A_READER = " ".join(re.findall(r"spark\.[\w.]+(?==)", f"{SMALL} {INTERPRETED}"))
+OF_A_READER = " ".join(re.findall(r"spark\.[\w.]+(?==)", f"{QUIET} {FORKLESS} {INTERPRETED}"))
 """Settings that a reader's Spark has as they are, and so has that of the last page."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]+))?\)|src(?:set)?=\"([^\"]+)\"")
 
@@ -48,12 +47,10 @@ def files_with(needs_spark):
 
 def run(paths, directory, *flags):
     """Run the blocks of some files; returns the finished process."""
-    # A reader's interpreter shows warnings; here they fail, except inside Spark's and its workers' own code.
-    warnings = [] if "--with-spark" in flags else ["-W", "error"]
     # Spark's workers are forked: a busy machine has no time to start each.
-    own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
+    own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": f"{QUIET} pyspark-shell"}
     own["PUSHREP_TESTS_LAST_PAGE_WITHOUT"] = OF_A_READER
-    command = [sys.executable, *warnings, str(RUNNER), *map(str, paths), *flags]
+    command = [sys.executable, str(RUNNER), *map(str, paths), *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=directory, env=os.environ | own, start_new_session=True, **pipes) as running:
         try:
@@ -69,7 +66,7 @@ def report(done):
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-@pytest.mark.parametrize("path", list(files_with(needs_spark=False)), ids=name)
+@pytest.mark.parametrize("path", sorted({*files_with(needs_spark=False)} - {*files_with(needs_spark=True)}), ids=name)
 def test_examples_run(path, tmp_path):
     done = run([path], tmp_path)
     assert done.returncode == 0, report(done)
@@ -78,7 +75,7 @@ def test_examples_run(path, tmp_path):
 @pytest.mark.spark
 @pytest.mark.timeout(TIMEOUT_S + 30)
 def test_examples_run_with_spark(tmp_path):
-    """The whole files: what comes before a Spark block made the data that it reads."""
+    """The whole files, which run here alone: what comes before a Spark block made the data that it reads."""
     readme, *pages = files_with(needs_spark=True)
     assert readme.name == "README.md"
     done = run([*pages, readme], tmp_path, "--with-spark")

@@ -15,8 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-from tests.spark_programs import FORKLESS_CHECKPOINTS
-
 ANSWER = "answer "
 GATE_S = 120
 
@@ -94,7 +92,6 @@ class Driver:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
             "spark.sql.streaming.pollingDelay": "100ms",  # a query that follows its topics asks again behind it
-            "spark.sql.streaming.checkpointFileManagerClass": FORKLESS_CHECKPOINTS,
             "spark.sql.streaming.stateStore.providerClass": provider,
             "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
         }

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
-from tests.spark_programs import FORKLESS_CHECKPOINTS, WORKERS_PYTHON
+from tests.spark_programs import WORKERS_PYTHON
 
 LOG4J = """\
 status = error
@@ -41,7 +41,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        .config("spark.sql.streaming.checkpointFileManagerClass", FORKLESS_CHECKPOINTS)
         .config(
             "spark.sql.streaming.stateStore.providerClass",
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
