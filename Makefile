@@ -52,7 +52,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install --no-compile --no-deps -c constraints.txt -C--build-option=--compression=stored pyspark & \
 	$(PIP) install --no-compile -c constraints.txt -e '.[$(LIGHT_EXTRAS)]' --group dev; installed=$$?; \
 	wait $$! && exit $$installed
-	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]' --group dev
+	@$(PIP) install --no-compile -c constraints.txt 'pushrep[$(EXTRAS)]'
 	@touch $@ $(VENV)/.demo $(VENV)/.demo-kafka
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
