@@ -327,7 +327,7 @@ class LogDirectory:
             self._refuse_attached(name)
             entry = self._published.entry(name)
             self._attached.add(name)
-            seen = self._seen_to(name, entry)
+            seen = self._seen_to(name, entry.last_words())
             clean = self._clean.pop(name, None)
             return DirectoryView(self, name, entry, clean, seen, is_copy=self.is_unsettled_copy)
 
@@ -619,12 +619,11 @@ class LogDirectory:
             self.sync_checkpoints()
 
     def _seen_or_given_up(self, name: str) -> int:
-        return max(self._seen_to(name, self._published.entry(name)), self._offsets[_GIVEN_UP].get(name, 0))
+        published = self._published.entry(name).last_words()
+        return max(self._seen_to(name, published), self._offsets[_GIVEN_UP].get(name, 0))
 
-    def _seen_to(self, name: str, entry: PublishedEntry) -> int:
-        return seen_to(
-            entry.last_words(), self._clean.get(name), self._offsets[CheckpointFile.RECOVERY_POINT].get(name)
-        )
+    def _seen_to(self, name: str, published: PublishedState | None) -> int:
+        return seen_to(published, self._clean.get(name), self._offsets[CheckpointFile.RECOVERY_POINT].get(name))
 
     def _refuse_attached(self, name: str) -> None:
         if name in self._attached:

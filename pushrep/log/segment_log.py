@@ -151,11 +151,12 @@ def load_log(context: LogContext, attached: Attached) -> _Loaded:
             attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
         # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
         is_unlisted = attached.has_replicas and kept_epochs is None and report.log_end_offset == 0
-        epochs = _settle_epochs(context, recovered, kept_epochs, is_written=not is_unlisted)
         found = _RecoveredLog(recovered)
+        reader = BatchReader(context.filesystem, view.path, found)
+        epochs = _settle_epochs(context, recovered, reader, kept_epochs, is_written=not is_unlisted)
         if derived:
             derived.settle(found.bounds(), epochs)
-            derived.dispatch(BatchReader(context.filesystem, view.path, found), found.bounds())
+            derived.dispatch(reader, found.bounds())
     except BaseException:
         recovered.active.close()
         raise
@@ -301,15 +302,14 @@ def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
 
 
 def _settle_epochs(
-    context: LogContext, recovered: Recovered, kept: LeaderEpochs | None, *, is_written: bool
+    context: LogContext, recovered: Recovered, reader: BatchReader, kept: LeaderEpochs | None, *, is_written: bool
 ) -> LeaderEpochs:
     """The list of epochs after recovery: none above the log's end, those of scanned batches, at least one."""
     filesystem, path, report = context.filesystem, context.view.path, recovered.report
-    epochs = LeaderEpochs()
     if kept is not None:
         epochs = kept.cut_from(report.log_end_offset + 1)
-    if kept is None:
-        reader = BatchReader(filesystem, path, _RecoveredLog(recovered))
+    else:
+        epochs = LeaderEpochs()
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
     begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # epochs without a record
