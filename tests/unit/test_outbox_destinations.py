@@ -35,7 +35,8 @@ from pushrep.outbox.destinations import (
     repartition,
     skip_records,
 )
-from pushrep.outbox.identity import read_identity
+from pushrep.outbox.identity import LATER_EPOCHS, new_identity, read_identity
+from pushrep.outbox.shipping import origin_of
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -286,3 +287,14 @@ def test_without_a_destination_nothing_is_skipped_and_of_another_topic_neither(d
             assert [one.offset for one in outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7))] == [0]
             assert outbox.facts.shipping.skip(SkippedRecords(reason="why", end=7)) == [], "it is on disk"
             assert outbox.lag().keys() == {"kafka:orders"}
+
+
+def test_records_of_the_pid_epochs_around_the_present_one_and_of_those_that_were_shipped_are_its_own():
+    now = 1 << 20
+    identity = replace(new_identity(producer="p", topic="orders", partitions=1, carrier="key"), pid_epoch=now)
+    progress = ShippingProgress(pid_epoch=100, pid_epochs=(200,), epochs=(EpochPartitions(300, 3),))
+    pids = origin_of(identity, [progress, ShippingProgress()]).pids
+    around = range(now - LATER_EPOCHS, now + LATER_EPOCHS + 1)
+    assert pids == {
+        epoch: replace(identity, pid_epoch=epoch).pid for epoch in (*range(LATER_EPOCHS), 100, 200, 300, *around)
+    }

@@ -39,7 +39,7 @@ class World:
     """A worker's own slot, one that another left with a record, and what is opened."""
 
     def __init__(self, directory):
-        self.topic, self.opened, self.closed, self.fails = Topic(), [], [], {}
+        self.topic, self.opened, self.closed, self.fails, self.asked = Topic(), [], [], {}, 0
         self.own = Outbox.open_slot(directory, "orders", 1, "billing", 3)
         self.left: Path = directory / "slot-1"
         self.leave(self.left)
@@ -72,7 +72,8 @@ class World:
         self.all_is_shipped()
 
     def lag(self):
-        return {"kafka:orders": SimpleNamespace(records=1, trouble=None, stopped=())}
+        self.asked += 1  # it is not stuck
+        return {"kafka:orders": SimpleNamespace(records=self.asked, trouble=None, stopped=())}
 
 
 @pytest.fixture
