@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -211,7 +212,8 @@ class TableRelay(FirstErrorRaised):
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:
                 if (closed := self._closed) is not None:
-                    self.outbox.facts.relay_notes.write(RelayNote(closed.batch.epoch, closed.batch.batch, {}))
+                    with suppress(OSError):  # what is kept stays so until the next start
+                        self.outbox.facts.relay_notes.write(RelayNote(closed.batch.epoch, closed.batch.batch, {}))
                 return
             except (DBAPIError, StateChanged, *_MAY_PASS) as error:  # then `_resume` finds out
                 if isinstance(error, DBAPIError) and not is_away(error):

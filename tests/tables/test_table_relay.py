@@ -1,5 +1,6 @@
 """Rows of a service's transactions reach the outbox once, whatever ends in between."""
 
+import errno
 import json
 import shutil
 import threading
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from pushrep import Durability
 from pushrep.log import StillNeeded
+from pushrep.outbox.relay_note import RelayNotes
 from pushrep.tables import (
     EVENT_ID,
     AnotherRelay,
@@ -518,6 +520,30 @@ def test_an_idle_relay_and_one_that_ended_keep_nothing_of_a_closed_batch(engine,
         outbox.log(0).delete_records(by_hand + 1)
         place(engine, orders, 2)
         relay_until(outbox, dsn, by_hand + 2)
+
+
+@pytest.mark.parametrize("dsn", ["sqlite"], indirect=True)
+def test_a_full_disk_that_takes_no_note_is_a_trouble_that_passes(engine, dsn, orders, tmp_path, monkeypatch):
+    is_full, write, waits = threading.Event(), RelayNotes.write, threading.Event()
+
+    def writing(notes, note):
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(notes, note)
+
+    monkeypatch.setattr(RelayNotes, "write", writing)
+    is_full.set()
+    place(engine, orders, 1)
+    with open_outbox(tmp_path / "outbox") as outbox:
+        with TableRelay(outbox, dsn, poll_ms=1) as relay:
+            while "No space left" not in str(relay.status().trouble):
+                waits.wait(0.01)
+            assert relayed(outbox) == []
+            is_full.clear()
+            while (rows := relay.status().rows) is None or rows.waiting:
+                waits.wait(0.01)
+            is_full.set()
+        assert len(relayed(outbox)) == 1
 
 
 @pytest.mark.parametrize(
