@@ -3,6 +3,8 @@
 import gc
 import os
 import socket
+import ssl
+import threading
 from contextlib import closing
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pushrep.env import REAL_NETWORK
 from pushrep.env.network import Address, tune
 from pushrep.errors import BadArgument
+from pushrep.replay.node_connection import NodeAccess, NodeConnection, NodeUnreachable
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,22 @@ def test_a_poller_leaves_no_descriptor_whether_it_is_closed_or_dropped(is_closed
         poller.close()
     del poller
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("tls", "why"),
+    [(None, "perhaps it wants TLS"), (ssl.create_default_context(), "TLS handshake")],
+    ids=["plain", "TLS"],
+)
+def test_who_is_hung_up_on_hears_what_that_may_mean(tls, why):
+    with closing(REAL_NETWORK.listen(("127.0.0.1", 0))) as listener:
+
+        def hang_up():
+            accepted, _ = listener.accept()
+            accepted.close()
+
+        peer = threading.Thread(target=hang_up)
+        peer.start()
+        with pytest.raises(NodeUnreachable, match=f"hung up.*{why}"):
+            NodeConnection(Address(*listener.getsockname()), NodeAccess(tls=tls))
+        peer.join()
