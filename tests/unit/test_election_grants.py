@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.election.errors import BadGrant
+from pushrep.election.candidate import why_outranked
+from pushrep.election.errors import BadGrant, NotLeader, RivalGenerations
 from pushrep.election.grants import (
     BALLOT_STRIDE,
     EPOCH_JUMP_MAX,
@@ -299,3 +300,21 @@ def test_who_leads_behind_a_loss_leads_alone_and_any_directory_may_come_for_one_
     alone = KEPT.forced(513, 1, FIRST, members=listed(1), min_insync_replicas=1)
     assert not alone.previous_members
     assert alone.may_acknowledge({1})
+
+
+@pytest.mark.parametrize(
+    ("generation", "epoch", "expected"),
+    [
+        (FIRST, 512, None),
+        (FIRST, 256, None),
+        (FIRST, 513, NotLeader),
+        (0, 513, None),
+        (SECOND, 1, NotLeader),
+        (FIRST + 1, 512, RivalGenerations),
+        (FIRST + 1, 1, RivalGenerations),
+    ],
+)
+def test_who_leads_is_outranked_by_a_newer_grant_of_its_own_history_or_by_a_later_one(generation, epoch, expected):
+    why = why_outranked(grant(512, generation=FIRST), grant(epoch, generation=generation))
+    assert type(why) is (expected or type(None))
+    assert why is None or (why.leader, why.epoch) == (epoch % 256, epoch)
