@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -35,7 +35,7 @@ from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
 from pushrep.outbox.positions import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
-from pushrep.records.encoder import header_columns
+from pushrep.records.encoder import given_columns, header_columns, header_rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -168,7 +168,7 @@ class PendingBatch:
         self.opened_ms, self.opened_s = opened_ms, opened_s
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
-        self.headers: list[Headers] = []
+        self.headers: list[Headers] | list[HeaderColumn] = []  # columns while every record has the same names
         self.timestamps_ms: list[int] = []
         self.runs: list[Run] = []  # upstream metadata, ascending, disjoint; between them: our own
         self.reserved_bytes = 0  # bytes taken from the budget
@@ -199,8 +199,7 @@ class PendingBatch:
             _pad(self.keys, index, None)
             self.keys += columns.keys[start:end]
         if columns.headers is not None:
-            _pad(self.headers, index, ())
-            self.headers += columns.headers[start:end]
+            self._extend_headers(index, columns.headers, start, end)
         if columns.timestamps_ms is not None:
             _pad(self.timestamps_ms, index, self.opened_ms)
             self.timestamps_ms += columns.timestamps_ms[start:end]
@@ -214,8 +213,34 @@ class PendingBatch:
             for at, position in enumerate(metadata[start:end], start=index):
                 self._add_run(at, 1, position)
 
+    def _extend_headers(
+        self, index: int, headers: Sequence[Headers] | Sequence[HeaderColumn], start: int, end: int
+    ) -> None:
+        columns, mine = given_columns(headers), given_columns(self.headers)
+        if columns is None:
+            self.headers = self._header_rows(index)
+            self.headers += headers[start:end]  # type: ignore[arg-type] # no columns
+        elif index == 0:
+            self.headers = [HeaderColumn(name, [*values[start:end]]) for name, values in columns]
+        elif mine and [one.name for one in mine] == [one.name for one in columns] and len(mine[0].values) == index:
+            for (_, kept), (_, values) in zip(mine, columns, strict=True):
+                kept.extend(values[start:end])  # type: ignore[arg-type, union-attr] # the lists of above
+        else:
+            self.headers = self._header_rows(index)
+            self.headers += header_rows([HeaderColumn(name, values[start:end]) for name, values in columns])
+
+    def _header_rows(self, count: int) -> list[Headers]:
+        """The headers of each of the first `count` records."""
+        columns = given_columns(self.headers)
+        rows = self.headers if columns is None else header_rows(columns)
+        return _padded(rows, count, ())
+
     def _cut_columns(self, index: int, runs: int, last_records: int) -> None:
-        del self.keys[index:], self.headers[index:], self.timestamps_ms[index:], self.runs[runs:]
+        columns = given_columns(self.headers)
+        headers = [self.headers] if columns is None else [one.values for one in columns]
+        for column in (self.keys, self.timestamps_ms, *headers):
+            del column[index:]
+        del self.runs[runs:]
         if self.runs:
             self.runs[-1].records = last_records
 
@@ -252,25 +277,30 @@ class PendingBatch:
         times: int | list[int] = self.opened_ms
         if self.timestamps_ms:
             times = _padded(self.timestamps_ms, count, self.opened_ms)
-        if carrier == "key":
-            headers = _padded(self.headers, count, ()) if self.headers else None
-            return encode_batch(
-                self.values, keys=packed, headers=headers, timestamps_ms=times, codec=codec, base_offset=base_offset
-            )
-        with_metadata: list[HeaderColumn] | list[Headers] = [HeaderColumn(METADATA_HEADER, packed)]
-        if self.headers:
-            padded = _padded(self.headers, count, ())
-            if (columns := header_columns(padded)) is not None:
-                with_metadata = [*columns, HeaderColumn(METADATA_HEADER, packed)]
+        columns, rows = self._sealed_headers(count)
+        keys: bytes | list[bytes | None] | None = packed
+        if carrier == "header":
+            keys = _padded(self.keys, count, None) if self.keys else None
+            if rows is None:
+                columns = [*columns, HeaderColumn(METADATA_HEADER, packed)]
             else:
-                with_metadata = [
-                    (*headers, (METADATA_HEADER, packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]))
-                    for at, headers in enumerate(padded)
-                ]
-        keys = _padded(self.keys, count, None) if self.keys else None
+                metadata = (packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
+                rows = [(*own, (METADATA_HEADER, one)) for own, one in zip(rows, metadata, strict=True)]
+        headers = rows or columns or None
         return encode_batch(
-            self.values, keys=keys, headers=with_metadata, timestamps_ms=times, codec=codec, base_offset=base_offset
+            self.values, keys=keys, headers=headers, timestamps_ms=times, codec=codec, base_offset=base_offset
         )
+
+    def _sealed_headers(self, count: int) -> tuple[Sequence[HeaderColumn], list[Headers] | None]:
+        """As columns, or else for each record."""
+        if not self.headers:
+            return [], None
+        columns = given_columns(self.headers)
+        if columns is not None and len(columns[0].values) == count:
+            return columns, None
+        rows = self._header_rows(count)
+        columns = header_columns(rows)
+        return ([], rows) if columns is None else (columns, None)
 
     def _packed_metadata(self, base_offset: int, pid: int, partition: int) -> Iterator[bytes]:
         at = 0

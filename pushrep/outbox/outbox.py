@@ -72,6 +72,7 @@ from pushrep.outbox.settings import (
 )
 from pushrep.outbox.slots import SlotShipper, take_back
 from pushrep.outbox.status import Facts, OutboxStatus, WorkersStatus, status_of, workers_status
+from pushrep.records.encoder import HeaderColumn
 from pushrep.settings import whole_number
 from pushrep.values import MakesBytes, PartitionBy, RecordValues
 
@@ -479,12 +480,12 @@ class Outbox(FirstErrorRaised):
         values: Sequence[bytes | None],
         *,
         keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
+        headers: Sequence[Iterable[tuple[str, bytes | None]]] | Sequence[HeaderColumn] | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
         block: bool = True,
     ) -> Receipt:
-        """As `append_many`, of bytes, whatever the serializers."""
+        """As `append_many`, of bytes, whatever the serializers. headers: also a column a name."""
         try:
             try:
                 appender = self._appenders[partition]

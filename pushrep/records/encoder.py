@@ -405,7 +405,7 @@ def _times(timestamps_ms: Timestamps, count: int) -> _Times:
 
 def _check_lengths(keys: Keys | None, headers: HeaderFields, count: int) -> None:
     columns: list[tuple[str, Any]] = [("keys", keys)]
-    given = _given_columns(headers)
+    given = given_columns(headers)
     columns += [("headers", headers)] if given is None else [("headers", one.values) for one in given]
     for name, column in columns:
         if isinstance(column, bytes | bytearray | memoryview):
@@ -474,12 +474,13 @@ def _heads(keys: Keys | None, count: int, time_deltas: Ints | None) -> list[byte
 
 def _tails(headers: HeaderFields, count: int) -> Iterable[bytes]:
     """What stands behind each value: the headers."""
-    if (columns := _given_columns(headers)) is None:
+    if (columns := given_columns(headers)) is None:
         return header_tails(headers)  # type: ignore[arg-type] # no columns
     return header_column_tails([(one.name, _sequence(one.values, count)) for one in columns], count)
 
 
-def _given_columns(headers: HeaderFields) -> Sequence[HeaderColumn] | None:
+def given_columns(headers: HeaderFields) -> Sequence[HeaderColumn] | None:
+    """The columns, if `headers` are columns."""
     if isinstance(headers, HeaderColumn):
         return [headers]
     return headers if headers and isinstance(headers[0], HeaderColumn) else None  # type: ignore[return-value] # so all are
@@ -497,7 +498,7 @@ def _tail_fields(headers: HeaderFields, count: int) -> list[Field] | None:
     """The fields of headers that agree in number, name and size; else None."""
     if headers is None:
         return [NO_HEADERS]
-    if (columns := _given_columns(headers)) is None:
+    if (columns := given_columns(headers)) is None:
         return None
     fields: list[Field] = []
     before = varint(len(columns))
@@ -523,6 +524,15 @@ def header_columns(headers: Sequence[Iterable[Header]]) -> list[HeaderColumn] | 
     except ValueError:  # more headers, or parts, in one than in another
         return None
     return columns
+
+
+def header_rows(columns: Sequence[HeaderColumn]) -> list[tuple[Header, ...]]:
+    """The headers of each record: the reverse of `header_columns`."""
+    columns_of_headers: list[Iterable[Header]] = [
+        zip(repeat(name), values, strict=False)  # type: ignore[arg-type] # no buffer
+        for name, values in columns
+    ]
+    return list(zip(*columns_of_headers, strict=True))
 
 
 def common_length(column: Sequence[bytes | None]) -> int | None:

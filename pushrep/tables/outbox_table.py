@@ -257,7 +257,7 @@ class TableTopic(Generic[Event]):
             "partition": self._partition_of(event, key),
             "key": key,
             "value": value,
-            "headers": headers_text(checked.headers[0] if checked.headers else ()),
+            "headers": headers_text(checked.headers[0] if checked.headers else ()),  # type: ignore[arg-type] # no columns
             "timestamp_ms": timestamp_ms,
         }
 

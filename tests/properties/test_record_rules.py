@@ -1,13 +1,17 @@
-"""What is checked for a list of records at once is what is checked for each alone."""
+"""What is checked, and kept, of a list of records at once is what it is of each alone."""
 
 from operator import sub
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from filtering import METADATA_HEADER
+from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.errors import RecordRefused
+from pushrep.records import Codec
+from pushrep.records.encoder import given_columns, header_columns, header_rows
 
 NAMES = st.sampled_from(["a", "b", "ü", "\ud800", METADATA_HEADER, b"a"])
 VALUES = st.sampled_from([b"", b"v", None, bytearray(b"w"), "text"])
@@ -30,8 +34,53 @@ def test_headers_of_many_are_those_of_each(carrier, headers):
         alone.append(((found.headers or [()])[0], found.size_bytes))
     many = outcome(lambda: rules.many([b"v"] * len(headers), None, headers, None, None))
     if not isinstance(many, str):
-        many = list(zip(many.headers, map(sub, many.ends[1:], many.ends), strict=True))
+        many = list(zip(rows_of(many.headers, len(headers)), map(sub, many.ends[1:], many.ends), strict=True))
     assert many == alone
+
+
+def rows_of(headers, count):
+    return [()] * count if not headers else headers if given_columns(headers) is None else header_rows(headers)
+
+
+@given(st.sampled_from(["key", "header"]), st.lists(LIKE, min_size=1))
+def test_columns_of_headers_are_checked_as_those_of_each_record(carrier, headers):
+    rules = RecordRules(carrier, 1 << 20)
+    columns = header_columns(headers)
+    by_row, by_column = (
+        outcome(lambda given=given: rules.many([b"v"] * len(headers), None, given, None, None))
+        for given in (headers, columns)
+    )
+    if isinstance(by_row, str):
+        assert by_column == by_row
+    else:
+        assert (by_column.headers, by_column.ends) == (by_row.headers, by_row.ends)
+    with pytest.raises(RecordRefused, match="headers: has"):
+        rules.many([b"v"] * (len(headers) + 1), None, columns, None, None)
+
+
+PLAIN = st.sampled_from([None, b"", b"v", b"other"])
+APPEND = st.sampled_from([(), ("a",), ("a", "b"), ("b", "a"), None]).flatmap(
+    lambda names: (
+        st.none()
+        if names is None
+        else st.lists(st.tuples(*(st.tuples(st.just(name), PLAIN) for name in names)), min_size=1, max_size=4)
+    )
+)
+
+
+@given(st.sampled_from(["key", "header"]), st.lists(st.tuples(APPEND, st.integers(1, 4)), min_size=1, max_size=4))
+def test_a_batch_keeps_the_headers_of_each_append_whatever_came_before(carrier, appends):
+    rules, batch, expected = RecordRules(carrier, 1 << 20), PendingBatch(None, 5, 0.0), []
+    for headers, cut in appends:
+        count = 2 if headers is None else len(headers)
+        columns = rules.many([b"v"] * count, None, headers, None, None)
+        for start, end in ((0, min(cut, count)), (min(cut, count), count)):
+            if start < end:
+                batch.extend(columns, start, end)
+        expected += [()] * count if headers is None else headers
+    sealed = batch.seal(0, pid=7, partition=0, carrier=carrier, codec=Codec.NONE)
+    own = 1 if carrier == "header" else 0
+    assert [record.headers[: len(record.headers) - own] for record in sealed.records()] == expected
 
 
 def outcome(call):

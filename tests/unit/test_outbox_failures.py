@@ -424,7 +424,9 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
 ADDING = {PendingBatch.add.__code__, PendingBatch.extend.__code__}
 
 
-@pytest.mark.parametrize(("how", "step"), [("one", 0), ("quick", 0), ("quick", 1), ("many", 0), ("list", 0)])
+@pytest.mark.parametrize(
+    ("how", "step"), [("one", 0), ("quick", 0), ("quick", 1), ("many", 0), ("list", 0), ("headers", 0)]
+)
 def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path, how, step):
     """Ctrl-C in the middle of `append`, when the batch has a part of the record, in a program that continues."""
     steps = itertools.count()
@@ -442,6 +444,7 @@ def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path,
             "quick": lambda: outbox.append(0, b"lost", timestamp_ms=5, metadata=first),
             "many": lambda: outbox.append_many(0, [b"lost"] * 3, timestamps_ms=5, metadata=first),
             "list": lambda: outbox.append_many(0, [b"lost"], metadata=[first]),
+            "headers": lambda: outbox.append_many(0, [b"lost"] * 3, headers=[[("h", b"")]] * 3, metadata=first),
         }
         before = sys.gettrace()
         sys.settrace(interrupt)
