@@ -12,10 +12,12 @@ between two transactions, and none by a session, so a pooler may stand between.
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -23,14 +25,18 @@ from sqlalchemy import (
     Connection,
     Engine,
     MetaData,
+    Text,
     and_,
+    case,
     create_engine,
     delete,
     event,
+    exists,
     func,
     insert,
     inspect,
     literal,
+    literal_column,
     make_url,
     select,
     text,
@@ -87,17 +93,21 @@ class RelayState:
     relayed: int
 
 
-class TableRow(NamedTuple):
-    """A row that waits. size_bytes: about what its record takes."""
+class Page(NamedTuple):
+    """Rows that wait, by id: a column each. size_bytes: about what their records take."""
 
-    id: int
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: str | None
-    timestamp_ms: int | None
-    created: str
-    size_bytes: int
+    id: Sequence[int] = ()
+    partition: Sequence[int] = ()
+    key: Sequence[bytes | None] = ()
+    value: Sequence[bytes | None] = ()
+    headers: Sequence[str | None] = ()
+    timestamp_ms: Sequence[int | None] = ()
+    created: Sequence[str] = ()
+    size_bytes: Sequence[int] = ()
+
+    def rows(self, at: Sequence[int]) -> "Page":
+        """Some of them, by their places."""
+        return Page(*([column[n] for n in at] for column in self))  # type: ignore[arg-type] # each of its own type
 
 
 class RelayDatabase:
@@ -107,6 +117,8 @@ class RelayDatabase:
         self._topic, self._name = topic, table
         self._engine = _engine_of(dsn)
         self.is_sqlite = self._engine.dialect.name == SQLITE
+        # A statement alone is its own transaction, in one exchange with the server instead of three.
+        self._at_once = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tables = tables_in(MetaData(), table, keep_rows=True)
         self._keeps, self._system_id = False, SQLITE
 
@@ -162,46 +174,64 @@ class RelayDatabase:
         with self._writing() as connection:
             self._change(connection, state, new)
 
-    def has_rows(self) -> bool:
-        """Whether a row waits."""
-        rows = self._tables.rows
-        with self._engine.connect() as connection:
-            return connection.execute(select(rows.c.id).where(rows.c.topic == self._topic).limit(1)).first() is not None
-
-    def begin_batch(self, state: RelayState) -> RelayState:
-        """Commit the next batch, with a snapshot of now. Raises AnotherRelay."""
-        rows = self._tables.rows
+    def begin_batch(self, state: RelayState) -> RelayState | None:
+        """Commit the next batch, with a snapshot of now; None if no row waits. Raises AnotherRelay."""
         batch = state.batch._replace(batch=state.batch.batch + 1, is_open=True)
-        with self._writing() as connection:
-            if self.is_sqlite:
-                some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(LOCKED_ROWS)
-                newest = connection.execute(select(func.max(some.subquery().c.id))).scalar()
-                snapshot = str(newest or 0)
-            else:
-                snapshot = str(connection.execute(text("SELECT pg_current_snapshot()::text")).scalar_one())
-            new = replace(state, batch=batch, snapshot=snapshot, previous=state.snapshot)
-            self._change(connection, state, new)
+        new = replace(state, batch=batch, previous=state.snapshot)
+        return self._begin_locked(state, new) if self.is_sqlite else self._begin_at_once(state, new)
+
+    def _begin_locked(self, state: RelayState, new: RelayState) -> RelayState | None:
+        rows = self._tables.rows
+        some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(LOCKED_ROWS)
+        with self._engine.connect() as connection:
+            newest = connection.execute(select(func.max(some.subquery().c.id))).scalar()
+        if newest is None:
+            return None
+        new = replace(new, snapshot=str(newest))
+        self.change(state, new)
         return new
 
-    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> list[TableRow]:
-        """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. Empty at the end."""
+    def _begin_at_once(self, state: RelayState, new: RelayState) -> RelayState | None:
+        """By one statement, which writes only if a row waits."""
+        rows, relay = self._tables.rows, self._tables.relay
+        waits = exists(select(rows.c.id).where(rows.c.topic == self._topic))
+        changed = update(relay).where(*self._is_still(state), literal(self._system_id) == _DATABASE_ID, waits)
+        changed = changed.values({**_columns(new), "snapshot": _SNAPSHOT}).returning(relay.c.snapshot)
+        begun = select(changed.cte("changed").c.snapshot).scalar_subquery()
+        with self._at_once.connect() as connection:
+            _, has_rows, snapshot = connection.execute(select(_AT_LEAST_ON, waits, begun)).one()
+            if not has_rows:
+                return None
+            if snapshot is None:
+                raise self._other_state(connection, state)
+        return replace(new, snapshot=snapshot)
+
+    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> tuple[Page, bool]:
+        """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. And whether it is
+        known that none follows; an empty page is the end, too.
+        """
+        each = bytes_max // rows_max
+        page = self._read(state, after_id, rows_max, each)
+        if max(page.size_bytes, default=0) > each:  # then some came without their bytes
+            fit = bisect_left(list(accumulate(page.size_bytes)), bytes_max) + 1
+            return self._read(state, after_id, min(fit, len(page.id)), None), False
+        return page, len(page.id) < rows_max
+
+    def _read(self, state: RelayState, after_id: int, rows_max: int, bytes_of_one: int | None) -> Page:
+        """bytes_of_one: larger rows come without key, value and headers, so that no more is sent than is kept."""
         rows = self._tables.rows
-        columns = [rows.c[name] for name in TableRow._fields[:-1]]
         lengths = [func.coalesce(func.length(column), 0) for column in (rows.c.key, rows.c.value, rows.c.headers)]
         size = lengths[0] + lengths[1] + 4 * lengths[2] + 100
-        through = func.sum(size).over(order_by=rows.c.id, rows=(None, 0))  # so that no more is sent than is kept
-        wanted = select(*columns, size.label("size_bytes"), through.label("through"))
-        wanted = wanted.where(self._in_batch(state), rows.c.id > after_id).order_by(rows.c.id).limit(rows_max)
-        some = wanted.subquery()
-        page = select(*(some.c[name] for name in TableRow._fields)).where(
-            some.c.through - some.c.size_bytes < bytes_max
-        )
-        with self._engine.connect() as connection:
+        columns: list[ColumnElement[Any]] = [rows.c[name] for name in Page._fields[:-1]]
+        if bytes_of_one is not None:
+            columns[2:5] = [case((size <= bytes_of_one, column)).label(column.name) for column in columns[2:5]]
+        wanted = select(*columns, size).where(self._in_batch(state), rows.c.id > after_id)
+        with self._at_once.connect() as connection:
             if not self.is_sqlite:
-                connection.execute(_BY_ID)
-            cursor = connection.execute(page.order_by(some.c.id)).cursor
-            # The driver's own rows: SQLAlchemy's would cost as much again.
-            return list(map(TableRow._make, cursor.fetchall()))
+                connection.exec_driver_sql(_BY_ID)
+            cursor = connection.execute(wanted.order_by(rows.c.id).limit(rows_max)).cursor
+            # The driver's own rows, by columns: SQLAlchemy's would cost as much again.
+            return Page(*zip(*cursor.fetchall(), strict=True))
 
     def close_batch(self, state: RelayState, ends: Mapping[int, int], refused: Mapping[int, str]) -> RelayState:
         """Delete the batch's rows and say that it is closed, in one transaction. refused: why, by id; these are parked.
@@ -285,17 +315,24 @@ class RelayDatabase:
         return found
 
     def _change(self, connection: Connection, state: RelayState, new: RelayState) -> None:
+        changed = connection.execute(update(self._tables.relay).where(*self._is_still(state)).values(**_columns(new)))
+        if changed.rowcount != 1:
+            raise self._other_state(connection, state)
+
+    def _is_still(self, state: RelayState) -> list[ColumnElement[bool]]:
         relay = self._tables.relay
         same = [relay.c[name] == value for name, value in _columns(state).items() if name in _CONDITION]
-        changed = connection.execute(update(relay).where(relay.c.topic == self._topic, *same).values(**_columns(new)))
-        if changed.rowcount == 1:
-            return
+        return [relay.c.topic == self._topic, *same]
+
+    def _other_state(self, connection: Connection, state: RelayState) -> AnotherRelay:
+        """The error for a state that is not `state` any more."""
+        relay = self._tables.relay
         found = connection.execute(select(relay).where(relay.c.topic == self._topic)).one_or_none()
         if found is None:
-            raise AnotherRelay(self._topic, "of nobody", "as its state was removed")
+            return AnotherRelay(self._topic, "of nobody", "as its state was removed")
         why = f"at batch {found.epoch}-{found.batch}, under grant {found.generation}.{found.leader_epoch}"
         error = StateChanged if _holder_of(found) == state.holder else AnotherRelay
-        raise error(self._topic, found.outbox_id, why)
+        return error(self._topic, found.outbox_id, why)
 
     def _in_batch(self, state: RelayState) -> ColumnElement[bool]:
         rows = self._tables.rows
@@ -314,19 +351,22 @@ class RelayDatabase:
         a pooler may have been led elsewhere, where another row has this snapshot's numbers.
         """
         with self._engine.connect().execution_options(**{_WRITES: True}) as connection, connection.begin():
-            if not self.is_sqlite and (found := str(connection.execute(_AT_LEAST_ON).one()[1])) != self._system_id:
-                raise StateChanged(self._topic, "of nobody", f"as this is database {found} by now")
+            if not self.is_sqlite:
+                _, found = connection.execute(select(_AT_LEAST_ON, _DATABASE_ID)).one()
+                if found != self._system_id:
+                    raise StateChanged(self._topic, "of nobody", f"as this is database {found} by now")
             yield connection
 
 
+_AT_LEAST_ON: ColumnElement[str] = literal_column(
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"
+)
 _SYSTEM_ID = "system_identifier || '/' || oid FROM pg_control_system(), pg_database WHERE datname = current_database()"
-_AT_LEAST_ON = text(f"""
-SELECT set_config('synchronous_commit',
-    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
-    {_SYSTEM_ID}
-""")
+_DATABASE_ID: ColumnElement[str] = literal_column(f"(SELECT {_SYSTEM_ID})", Text)
+_SNAPSHOT = text("CAST(pg_current_snapshot() AS text)")
 # PostgreSQL can't tell how many rows a snapshot shows, takes them for few, and would sort all that wait for each page.
-_BY_ID = text("SET LOCAL enable_sort = off")
+_BY_ID = "BEGIN READ ONLY; SET LOCAL enable_sort = off"
 _OLDEST_SNAPSHOT = text("""
 SELECT who, transactions, CAST(1000 * extract(epoch FROM since) AS bigint) FROM (
     SELECT 'process ' || pid || coalesce(' of ' || usename, '') AS who,
@@ -409,7 +449,15 @@ def _engine_of(dsn: str) -> Engine:
         raise BadArgument("dsn", f"{error}: pip install 'pushrep[tables]'") from None
     if url.get_backend_name() == SQLITE:
         _write_safely(engine)
+    else:
+        event.listen(engine, "before_cursor_execute", _read_binary)
     return engine
+
+
+def _read_binary(_connection: Connection, cursor: Any, _statement: str, parameters: Any, *_more: object) -> None:
+    """Bytes come as they are: half the size of their text, and nothing to parse."""
+    if parameters:  # else it may be several statements, which answer with text alone
+        cursor.format = 1
 
 
 def _write_safely(engine: Engine) -> None:

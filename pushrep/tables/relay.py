@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.log.directory_id import read_directory_id
 from pushrep.outbox import Outbox, Receipt
+from pushrep.outbox.columns import Header
 from pushrep.outbox.errors import (
     BufferFull,
     DeliveryFailed,
@@ -40,8 +42,9 @@ from pushrep.outbox.errors import (
 )
 from pushrep.outbox.relay_note import RelayNote
 from pushrep.outbox.status import PAUSE_MS, RelayStatus, TableRows
+from pushrep.records.encoder import HeaderColumn, header_rows
 from pushrep.settings import whole_number
-from pushrep.tables.database import Holder, RelayDatabase, RelayState, TableRow, first_line, is_away
+from pushrep.tables.database import Holder, Page, RelayDatabase, RelayState, first_line, is_away
 from pushrep.tables.decide import EVENT_ID, BatchState, EventId, NotContinued, RelayedLog, judge
 from pushrep.tables.errors import (
     AnotherRelay,
@@ -60,7 +63,7 @@ _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas, OSError)
 """What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
-_PAGE_ROWS, _PAGE_BYTES = 4000, 8 << 20
+_PAGE_ROWS, _PAGE_BYTES = 8192, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
 _CHUNK_BYTES = 4 << 20
 WATCH_S = 5.0
@@ -258,16 +261,16 @@ class TableRelay(FirstErrorRaised):
         self, state: RelayState, appended: Mapping[int, frozenset[int]], logs: Mapping[int, SegmentLog]
     ) -> RelayState:
         """Relay the open batch; without one begin one, once rows wait."""
-        if not state.batch.is_open:
-            self._closed = state
+        self._closed = None
+        while not state.batch.is_open:
             self._woken.clear()
             self._note(state, logs)
-            while not self._database.has_rows():
+            if (begun := self._database.begin_batch(state)) is None:
+                self._closed = state
                 self._wait_to_look()
-                self._woken.clear()
-                self._note(state, logs)
-            self._closed = None
-            state = self._database.begin_batch(state)
+                self._closed = None
+            else:
+                state = begun
         with tracing.TracedBatch("pushrep", "relay", "send", self.topic) as span:
             return self._relay_open(state, appended, logs, span)
 
@@ -279,24 +282,22 @@ class TableRelay(FirstErrorRaised):
         span: tracing.TracedBatch,
     ) -> RelayState:
         """Relay the open batch, and close it."""
-        newest = {partition: max(rows) for partition, rows in appended.items() if rows}
         refused: dict[int, str] = {}
         count = 0
         read = partial(self._database.page, state, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES)
-        page = read(0)
-        while page:
-            if self._stop.is_set():
-                raise _Stopping
-            count += len(page)
-            if span.is_traced:
-                span.add(headers_of(row.headers) for row in page)
-            rows = [row for row in page if row.id not in appended.get(row.partition, ())]
-            # What came behind such a row is there, so it was refused then.
-            passed = [row for row in rows if row.id < newest.get(row.partition, 0)]
-            why = "it was refused when the batch was appended first"
-            refused |= {row.id: self._refused(row, why) for row in passed}
-            rows = [row for row in rows if row.id not in refused]
-            page = self._append(state.batch, rows, refused, meanwhile=partial(read, page[-1].id))
+        with ThreadPoolExecutor(1, "pushrep-table-read") as reader:
+            page, is_last = read(0)
+            while page.id:
+                if self._stop.is_set():
+                    raise _Stopping
+                following = None if is_last else reader.submit(read, page.id[-1])
+                count += len(page.id)
+                if span.is_traced:
+                    span.add(map(headers_of, page.headers))
+                self._append(state.batch, self._missing(page, appended, refused), refused)
+                if following is None:
+                    break
+                page, is_last = following.result()
         ends = self._wait_until_safe(logs)
         closed = self._database.close_batch(state, ends, refused)
         self._relayed += count - len(refused)
@@ -311,6 +312,23 @@ class TableRelay(FirstErrorRaised):
         if note != (notes := self.outbox.facts.relay_notes).note:
             notes.write(note)
 
+    def _missing(self, page: Page, appended: Mapping[int, frozenset[int]], refused: dict[int, str]) -> Page:
+        """The rows of the page that are not in the logs yet. `refused` gets those that were refused when the batch was
+        appended first: rows behind them are there.
+        """
+        if not any(appended.values()):
+            return page
+        newest = {partition: max(rows) for partition, rows in appended.items() if rows}
+        left = []
+        for at, (row_id, partition) in enumerate(zip(page.id, page.partition, strict=True)):
+            if row_id in appended.get(partition, ()):
+                continue
+            if row_id < newest.get(partition, 0):
+                refused[row_id] = self._refused(row_id, "it was refused when the batch was appended first")
+            else:
+                left.append(at)
+        return page.rows(left)
+
     def _wait_to_look(self) -> None:
         """Until a commit wakes it, or it is time to look again. Whoever sets `stop` of `run` wakes nobody."""
         looks_s = time.monotonic() + self._poll_s
@@ -321,21 +339,18 @@ class TableRelay(FirstErrorRaised):
         if self._stop.is_set():
             raise _Stopping
 
-    def _append(
-        self, batch: BatchState, rows: list[TableRow], refused: dict[int, str], meanwhile: Callable[[], list[TableRow]]
-    ) -> list[TableRow]:
-        """Append the rows, and wait until they are there; those that are refused go into `refused`, with why. Returns
-        what `meanwhile` does, which is called while the first ones are written.
+    def _append(self, batch: BatchState, page: Page, refused: dict[int, str]) -> None:
+        """Append the rows, and wait until they are there; those that are refused go into `refused`, with why.
 
         A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
         Raises RowRefused, and what an append raises.
         """
-        of_partition: dict[int, list[TableRow]] = {}
-        for row in rows:
-            of_partition.setdefault(row.partition, []).append(row)
+        places: dict[int, list[int]] = {}
+        for at, partition in enumerate(page.partition):
+            places.setdefault(partition, []).append(at)
         chunk_bytes = min(_CHUNK_BYTES, self.outbox.facts.budget.limit // 4)
-        waiting = {partition: deque(_chunks(some, chunk_bytes)) for partition, some in of_partition.items()}
-        following: list[TableRow] | None = None
+        parts = {n: page if len(some) == len(page.id) else page.rows(some) for n, some in places.items()}
+        waiting = {partition: deque(_chunks(part, chunk_bytes)) for partition, part in parts.items()}
         while waiting:
             receipts = []
             for partition, chunks in list(waiting.items()):
@@ -343,31 +358,25 @@ class TableRelay(FirstErrorRaised):
                 try:
                     receipts.append(self._append_chunk(batch, partition, chunk))
                 except (RecordRefused, ValueError) as error:
-                    if len(chunk) == 1:
-                        refused[chunk[0].id] = self._refused(chunk[0], str(error))
+                    if len(chunk.id) == 1:
+                        refused[chunk.id[0]] = self._refused(chunk.id[0], str(error))
                     else:  # one of them: each alone
-                        chunks.extendleft([row] for row in reversed(chunk))
+                        chunks.extendleft(chunk.rows([at]) for at in reversed(range(len(chunk.id))))
                 if not chunks:
                     del waiting[partition]
-            if following is None:
-                following = meanwhile()
             for receipt in receipts:
                 self._wait_for(receipt)
-        return meanwhile() if following is None else following
 
-    def _append_chunk(self, batch: BatchState, partition: int, rows: list[TableRow]) -> Receipt:
+    def _append_chunk(self, batch: BatchState, partition: int, rows: Page) -> Receipt:
         if partition not in range(self.outbox.identity.partitions):
             raise RecordRefused("partition", f"the outbox has {self.outbox.identity.partitions}, counted from 0")
         now_ms = time.time_ns() // 1_000_000
-        of_batch = str(EventId(batch.epoch, batch.batch, 0)).encode()[:-1]
+        times = [now_ms if given is None else given for given in rows.timestamp_ms]
+        headers = _headers(batch, rows)
         while True:
             try:
                 return self.outbox.append_serialized_many(
-                    partition,
-                    [row.value for row in rows],
-                    keys=[row.key for row in rows],
-                    headers=[_headers(of_batch, row) for row in rows],
-                    timestamps_ms=[now_ms if row.timestamp_ms is None else row.timestamp_ms for row in rows],
+                    partition, rows.value, keys=rows.key, headers=headers, timestamps_ms=times
                 )
             except BufferFull:
                 if self._stop.is_set():
@@ -388,10 +397,10 @@ class TableRelay(FirstErrorRaised):
             raise _Stopping
         self._trouble = self._trouble.goes_on(_WAITS.format(self.outbox.directory))
 
-    def _refused(self, row: TableRow, why: str) -> str:
+    def _refused(self, row_id: int, why: str) -> str:
         if self._on_refused == "stop":
-            raise RowRefused(self.topic, row.id, why)
-        _LOG.warning("row %d of topic %s is parked: %s", row.id, self.topic, why)
+            raise RowRefused(self.topic, row_id, why)
+        _LOG.warning("row %d of topic %s is parked: %s", row_id, self.topic, why)
         return why
 
     def _wait_until_safe(self, logs: Mapping[int, SegmentLog]) -> dict[int, int]:
@@ -464,21 +473,23 @@ def log_state(log: SegmentLog, end: int) -> RelayedLog:
     return RelayedLog(log.log_start_offset, log.log_end_offset, newest, frozenset(rows))
 
 
-def _headers(of_batch: bytes, row: TableRow) -> tuple[tuple[str, bytes | None], ...]:
-    """of_batch: what the event-ids of its rows begin with."""
-    own = (EVENT_ID, b"%b%d" % (of_batch, row.id)), (CREATED, row.created.encode())
-    return own if row.headers is None else (*headers_of(row.headers), *own)
+def _headers(batch: BatchState, rows: Page) -> list[HeaderColumn] | list[tuple[Header, ...]]:
+    of_batch = str(EventId(batch.epoch, batch.batch, 0)).encode()[:-1]
+    own = [
+        HeaderColumn(EVENT_ID, [b"%b%d" % (of_batch, row_id) for row_id in rows.id]),
+        HeaderColumn(CREATED, list(map(str.encode, rows.created))),
+    ]
+    if rows.headers.count(None) == len(rows.headers):
+        return own
+    return [(*headers_of(given), *mine) for given, mine in zip(rows.headers, header_rows(own), strict=True)]
 
 
-def _chunks(rows: Iterable[TableRow], bytes_max: int) -> Iterator[list[TableRow]]:
+def _chunks(rows: Page, bytes_max: int) -> Iterator[Page]:
     """Rows of one append: together at most `bytes_max`, or one alone."""
-    chunk: list[TableRow] = []
-    size = 0
-    for row in rows:
-        if chunk and size + row.size_bytes > bytes_max:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += row.size_bytes
-    if chunk:
-        yield chunk
+    start, size = 0, 0
+    for at, row_bytes in enumerate(rows.size_bytes):
+        if at > start and size + row_bytes > bytes_max:
+            yield rows.rows(range(start, at))
+            start, size = at, 0
+        size += row_bytes
+    yield rows if start == 0 else rows.rows(range(start, len(rows.id)))

@@ -347,17 +347,17 @@ def test_a_state_of_another_version_is_refused_by_name(engine, dsn, orders, tmp_
 
 def test_an_idle_relay_writes_nothing(engine, dsn, orders, tmp_path, monkeypatch):
     written = "SELECT xmin FROM pushrep_outbox_relay" if engine.dialect.name == "postgresql" else "PRAGMA data_version"
-    polls, has_rows, polled = count(), RelayDatabase.has_rows, threading.Event()
+    polls, begin, polled = count(), RelayDatabase.begin_batch, threading.Event()
 
-    def counted(database):
+    def counted(database, state):
         if next(polls) == 10:
             polled.set()
-        return has_rows(database)
+        return begin(database, state)
 
     place(engine, orders, 1)
     with open_outbox(tmp_path / "outbox") as outbox, engine.connect() as connection:
         relay_until(outbox, dsn, 1)
-        monkeypatch.setattr(RelayDatabase, "has_rows", counted)
+        monkeypatch.setattr(RelayDatabase, "begin_batch", counted)
         before = connection.execute(text(written)).scalar()
         connection.rollback()
         with TableRelay(outbox, dsn, poll_ms=1):
@@ -409,11 +409,27 @@ def test_a_page_ends_once_it_has_so_many_rows_or_bytes(engine, dsn, table, order
             blobs.add(connection, bytes(size), headers=[("h", b"v")])
     database, state = open_batch(dsn)
     pages, last = [], 0
-    while page := database.page(state, last, rows_max=3, bytes_max=150_000):
-        last = page[-1].id
-        pages.append([len(row.value) for row in page])
+    is_last = False
+    while not is_last:
+        page, is_last = database.page(state, last, rows_max=3, bytes_max=150_000)
+        last = page.id[-1]
+        pages.append(list(map(len, page.value)))
     database.close()
     assert pages == [[100_000, 100_000], [100_000, 900_000], [10, 10]]
+
+
+@pytest.mark.parametrize("dsn", ["postgresql"], indirect=True)
+def test_a_batch_of_many_pages_and_a_large_row_is_relayed_in_order(engine, dsn, orders, tmp_path):
+    rows = (
+        "INSERT INTO pushrep_outbox (topic, partition, value) SELECT 'orders', n % 2, "
+        "convert_to(n || repeat(' ', CASE n WHEN 8500 THEN 300000 ELSE 0 END), 'UTF8') FROM generate_series(0, 8999) n"
+    )
+    with engine.begin() as connection:
+        connection.execute(text(rows))
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 9000)
+        values = [[int(record.value) for record in outbox.log(n).records(0)] for n in range(2)]
+    assert values == [list(range(0, 9000, 2)), list(range(1, 9000, 2))]
 
 
 def test_pages_of_a_table_that_nobody_analysed_are_read_by_its_index(postgresql_dsn):
@@ -433,7 +449,7 @@ def test_pages_of_a_table_that_nobody_analysed_are_read_by_its_index(postgresql_
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        assert len(database.page(state, 0, rows_max=4_000, bytes_max=1 << 20)) == 4_000
+        assert len(database.page(state, 0, rows_max=4_000, bytes_max=1 << 20)[0].id) == 4_000
     finally:
         event.remove(Engine, "before_cursor_execute", note)
         database.close()
