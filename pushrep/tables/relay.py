@@ -211,7 +211,7 @@ class TableRelay(FirstErrorRaised):
             try:
                 state, appended = self._resume(logs)
                 failures, self._trouble = 0, _Trouble()
-                while not self._stop.is_set():
+                while True:
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:
                 if (closed := self._closed) is not None:
@@ -228,6 +228,7 @@ class TableRelay(FirstErrorRaised):
 
     def _resume(self, logs: Mapping[int, SegmentLog]) -> tuple[RelayState, Mapping[int, frozenset[int]]]:
         """The state to go on from, and the rows of its open batch that are in the logs already."""
+        self._closed = None
         system_id, holder = self._database.check(), holder_of(self.outbox)
         known, notes = self._database.state(), self.outbox.facts.relay_notes
         state = first_state(holder, system_id, logs, epoch=1) if known is None else known
@@ -261,14 +262,14 @@ class TableRelay(FirstErrorRaised):
         self, state: RelayState, appended: Mapping[int, frozenset[int]], logs: Mapping[int, SegmentLog]
     ) -> RelayState:
         """Relay the open batch; without one begin one, once rows wait."""
-        self._closed = None
+        self._raise_if_stopping()
         while not state.batch.is_open:
             self._woken.clear()
             self._note(state, logs)
+            self._closed = None  # a begin that fails may have been committed
             if (begun := self._database.begin_batch(state)) is None:
                 self._closed = state
                 self._wait_to_look()
-                self._closed = None
             else:
                 state = begun
         with tracing.TracedBatch("pushrep", "relay", "send", self.topic) as span:
@@ -288,8 +289,7 @@ class TableRelay(FirstErrorRaised):
         with ThreadPoolExecutor(1, "pushrep-table-read") as reader:
             page, is_last = read(0)
             while page.id:
-                if self._stop.is_set():
-                    raise _Stopping
+                self._raise_if_stopping()
                 following = None if is_last else reader.submit(read, page.id[-1])
                 count += len(page.id)
                 if span.is_traced:
@@ -299,7 +299,7 @@ class TableRelay(FirstErrorRaised):
                     break
                 page, is_last = following.result()
         ends = self._wait_until_safe(logs)
-        closed = self._database.close_batch(state, ends, refused)
+        self._closed = closed = self._database.close_batch(state, ends, refused)
         self._relayed += count - len(refused)
         return closed
 
@@ -336,6 +336,9 @@ class TableRelay(FirstErrorRaised):
             left_s = looks_s - time.monotonic()
             if left_s <= 0 or self._woken.wait(min(_STOPS_S, left_s)):
                 break
+        self._raise_if_stopping()
+
+    def _raise_if_stopping(self) -> None:
         if self._stop.is_set():
             raise _Stopping
 

@@ -18,6 +18,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from typing import Self
 
@@ -286,7 +287,7 @@ class SimulatedBrokers:
         self._nodes, self._ports = range(1, nodes + 1), {}
         self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -356,22 +357,26 @@ class SimulatedBrokers:
         self._over = asyncio.Event()
         servers = []
         for node in self._nodes:
-            server = await asyncio.start_server(lambda *to, node=node: self._connected(node, *to), "127.0.0.1", 0)
+            server = await asyncio.start_server(partial(self._accept, node), "127.0.0.1", 0)
             self._ports[node] = server.sockets[0].getsockname()[1]
             servers.append(server)
         self._ready.set()
         await self._over.wait()
         for server in servers:
             server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        await asyncio.sleep(0)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also connections that are being accepted
+            for writer in self._open:
+                writer.transport.abort()
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports let go of their sockets
+
+    def _accept(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # At once, and not by a task that may be cancelled before it begins: who is known here is closed.
+        self._open[writer] = asyncio.create_task(self._connected(node, reader, writer))
 
     async def _connected(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
         is_silent = False
         try:
             while node not in self.down:
@@ -392,7 +397,7 @@ class SimulatedBrokers:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._open.discard(writer)
+            self._open.pop(writer, None)
             writer.transport.abort()
 
     async def _answer(self, node: int, key: int, version: int, frame: BytesIO, code: int | None) -> bytes:
