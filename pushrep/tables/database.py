@@ -31,7 +31,6 @@ from sqlalchemy import (
     create_engine,
     delete,
     event,
-    exists,
     func,
     insert,
     inspect,
@@ -174,13 +173,15 @@ class RelayDatabase:
         with self._writing() as connection:
             self._change(connection, state, new)
 
-    def begin_batch(self, state: RelayState) -> RelayState | None:
-        """Commit the next batch, with a snapshot of now; None if no row waits. Raises AnotherRelay."""
+    def begin_batch(self, state: RelayState) -> tuple[RelayState, int] | None:
+        """Commit the next batch, with a snapshot of now; None if no row waits. Returns also an id that all of its rows
+        lie behind. Raises AnotherRelay.
+        """
         batch = state.batch._replace(batch=state.batch.batch + 1, is_open=True)
         new = replace(state, batch=batch, previous=state.snapshot)
         return self._begin_locked(state, new) if self.is_sqlite else self._begin_at_once(state, new)
 
-    def _begin_locked(self, state: RelayState, new: RelayState) -> RelayState | None:
+    def _begin_locked(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
         rows = self._tables.rows
         some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(LOCKED_ROWS)
         with self._engine.connect() as connection:
@@ -189,22 +190,26 @@ class RelayDatabase:
             return None
         new = replace(new, snapshot=str(newest))
         self.change(state, new)
-        return new
+        return new, int(state.snapshot or 0)
 
-    def _begin_at_once(self, state: RelayState, new: RelayState) -> RelayState | None:
+    def _begin_at_once(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
         """By one statement, which writes only if a row waits."""
         rows, relay = self._tables.rows, self._tables.relay
-        waits = exists(select(rows.c.id).where(rows.c.topic == self._topic))
-        changed = update(relay).where(*self._is_still(state), literal(self._system_id) == _DATABASE_ID, waits)
+        # By the index of ids, whose dead entries are marked: `exists` would look at each row that was deleted and not
+        # vacuumed yet.
+        lowest = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(1)
+        waiting = select(lowest.cte("waiting").c.id).scalar_subquery()
+        is_mine = literal(self._system_id) == _DATABASE_ID
+        changed = update(relay).where(*self._is_still(state), is_mine, waiting.is_not(None))
         changed = changed.values({**_columns(new), "snapshot": _SNAPSHOT}).returning(relay.c.snapshot)
         begun = select(changed.cte("changed").c.snapshot).scalar_subquery()
         with self._at_once.connect() as connection:
-            _, has_rows, snapshot = connection.execute(select(_AT_LEAST_ON, waits, begun)).one()
-            if not has_rows:
+            _, first_id, snapshot = connection.execute(select(_AT_LEAST_ON, waiting, begun)).one()
+            if first_id is None:
                 return None
             if snapshot is None:
                 raise self._other_state(connection, state)
-        return replace(new, snapshot=snapshot)
+        return replace(new, snapshot=snapshot), first_id - 1
 
     def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> tuple[Page, bool]:
         """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. And whether it is
@@ -233,8 +238,11 @@ class RelayDatabase:
             # The driver's own rows, by columns: SQLAlchemy's would cost as much again.
             return Page(*zip(*cursor.fetchall(), strict=True))
 
-    def close_batch(self, state: RelayState, ends: Mapping[int, int], refused: Mapping[int, str]) -> RelayState:
-        """Delete the batch's rows and say that it is closed, in one transaction. refused: why, by id; these are parked.
+    def close_batch(
+        self, state: RelayState, ids: tuple[int, int], ends: Mapping[int, int], refused: Mapping[int, str]
+    ) -> RelayState:
+        """Delete the batch's rows and say that it is closed, in one transaction. ids: its lowest and highest, which the
+        index finds sooner than the snapshot does. refused: why, by id; these are parked.
 
         Raises AnotherRelay.
         """
@@ -245,10 +253,11 @@ class RelayDatabase:
                 connection.execute(insert(parked).from_select([*(c.name for c in rows.c), "why"], moved))
             if refused:
                 connection.execute(delete(rows).where(rows.c.id.in_(list(refused))))
+            mine = and_(self._in_batch(state), rows.c.id.between(*ids))
             if self._keeps and kept is not None:
-                moved = select(*rows.c).where(self._in_batch(state))
+                moved = select(*rows.c).where(mine)
                 connection.execute(insert(kept).from_select([c.name for c in rows.c], moved))
-            gone = connection.execute(delete(rows).where(self._in_batch(state))).rowcount
+            gone = connection.execute(delete(rows).where(mine)).rowcount
             batch = state.batch._replace(is_open=False, ends=dict(ends))
             new = replace(state, batch=batch, relayed=state.relayed + gone)
             self._change(connection, state, new)

@@ -263,6 +263,7 @@ class TableRelay(FirstErrorRaised):
     ) -> RelayState:
         """Relay the open batch; without one begin one, once rows wait."""
         self._raise_if_stopping()
+        after_id = 0
         while not state.batch.is_open:
             self._woken.clear()
             self._note(state, logs)
@@ -271,26 +272,29 @@ class TableRelay(FirstErrorRaised):
                 self._closed = state
                 self._wait_to_look()
             else:
-                state = begun
+                state, after_id = begun
         with tracing.TracedBatch("pushrep", "relay", "send", self.topic) as span:
-            return self._relay_open(state, appended, logs, span)
+            return self._relay_open(state, after_id, appended, logs, span)
 
     def _relay_open(
         self,
         state: RelayState,
+        after_id: int,
         appended: Mapping[int, frozenset[int]],
         logs: Mapping[int, SegmentLog],
         span: tracing.TracedBatch,
     ) -> RelayState:
         """Relay the open batch, and close it."""
         refused: dict[int, str] = {}
-        count = 0
+        count = last_id = 0
         read = partial(self._database.page, state, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES)
         with ThreadPoolExecutor(1, "pushrep-table-read") as reader:
-            page, is_last = read(0)
+            page, is_last = read(after_id)
+            first_id = page.id[0] if page.id else 0
             while page.id:
                 self._raise_if_stopping()
-                following = None if is_last else reader.submit(read, page.id[-1])
+                last_id = page.id[-1]
+                following = None if is_last else reader.submit(read, last_id)
                 count += len(page.id)
                 if span.is_traced:
                     span.add(map(headers_of, page.headers))
@@ -299,7 +303,7 @@ class TableRelay(FirstErrorRaised):
                     break
                 page, is_last = following.result()
         ends = self._wait_until_safe(logs)
-        self._closed = closed = self._database.close_batch(state, ends, refused)
+        self._closed = closed = self._database.close_batch(state, (first_id, last_id), ends, refused)
         self._relayed += count - len(refused)
         return closed
 

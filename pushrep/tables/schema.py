@@ -23,7 +23,7 @@ VERSION = 1
 
 
 CURRENT_XID, NO_XID = "pg_current_xact_id()", "0"
-NOW_POSTGRESQL = """to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+NOW_POSTGRESQL = """to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
 NOW_SQLITE = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
 

@@ -399,7 +399,7 @@ def open_batch(dsn):
     database.check()
     state = RelayState(Holder("an outbox", "here", 0, 0), "this", BatchState(1, 0, False, {}), None, None, 0)
     database.create(state)
-    return database, database.begin_batch(state)
+    return database, database.begin_batch(state)[0]
 
 
 def test_a_page_ends_once_it_has_so_many_rows_or_bytes(engine, dsn, table, orders):
