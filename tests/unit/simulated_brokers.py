@@ -362,14 +362,16 @@ class SimulatedBrokers:
             servers.append(server)
         self._ready.set()
         await self._over.wait()
+        # A connection that is accepted while its server closes, or whose task never began, leaves a socket open.
+        while accepting := asyncio.all_tasks() - {asyncio.current_task()} - set(self._open.values()):
+            await asyncio.wait(accepting)
         for server in servers:
             server.close()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also connections that are being accepted
-            for writer in self._open:
-                writer.transport.abort()
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+        open_now = list(self._open.items())
+        for writer, task in open_now:
+            writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*(task for _, task in open_now), return_exceptions=True)
         await asyncio.sleep(0)  # aborted transports let go of their sockets
 
     def _accept(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
