@@ -740,7 +740,8 @@ class RealFilesystem:
             os.close(fd)
 
     def usage(self, path: Path) -> DiskUsage:
-        with self._place(path).opened(os.O_RDONLY) as fd:
+        # A pipe that somebody put in the directory's place would keep the open waiting for a writer.
+        with self._place(path).opened(os.O_RDONLY | os.O_NONBLOCK) as fd:
             found = os.statvfs(fd)
         used_blocks = found.f_blocks - found.f_bfree
         return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)

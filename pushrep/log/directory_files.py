@@ -669,7 +669,7 @@ def slot_directories(directory: Path | str, filesystem: Filesystem = REAL_FILESY
 
 def is_slot(directory: Path) -> bool:
     """Whether the directory is a slot in which an outbox was made."""
-    return _SLOT_NAME.fullmatch(directory.name) is not None and (directory / OUTBOX_FILE_NAME).exists()
+    return is_slot_name(directory.name) and (directory / OUTBOX_FILE_NAME).exists()
 
 
 def outboxes_at(directory: Path | str) -> list[Path]:

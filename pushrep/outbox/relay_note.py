@@ -44,6 +44,11 @@ class RelayNotes:
         write_checked_json(self._filesystem, self._path, fields, _VERSION)
         self.note = note
 
+    @property
+    def closed(self) -> tuple[int, int] | None:
+        """Epoch and number of the newest batch that is noted as closed."""
+        return None if self.note is None else self.note[:2]
+
     def needed_from(self, partition: int) -> int | None:
         """What has to stay in a partition's log, as retention asks."""
         return None if self.note is None else self.note.ends.get(partition)

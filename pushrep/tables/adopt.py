@@ -42,8 +42,8 @@ def adopt(outbox: Outbox, database: RelayDatabase, *, dry_run: bool = False) -> 
     ends: Mapping[int, int] = {} if state is None else state.batch.ends
     found = {n: log_state(log, ends.get(n, 0)) for n, log in logs.items()}
     epochs = [one.newest[0] for one in found.values() if one.newest is not None]
-    noted = None if (note := outbox.facts.relay_notes.note) is None else note[:2]
-    epochs += [] if noted is None else [noted[0]]
+    if (noted := outbox.facts.relay_notes.closed) is not None:
+        epochs.append(noted[0])
     epoch = max([0 if state is None else state.batch.epoch, *epochs]) + 1
     findings = list(_findings(state, system_id, outbox))
     if state is not None and isinstance(verdict := judge(state.batch, found, noted), NotContinued):

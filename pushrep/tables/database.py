@@ -179,9 +179,10 @@ class RelayDatabase:
         """
         batch = state.batch._replace(batch=state.batch.batch + 1, is_open=True)
         new = replace(state, batch=batch, previous=state.snapshot)
-        return self._begin_locked(state, new) if self.is_sqlite else self._begin_at_once(state, new)
+        return self._begin_by_id(state, new) if self.is_sqlite else self._begin_by_snapshot(state, new)
 
-    def _begin_locked(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
+    def _begin_by_id(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
+        """SQLite writes one transaction after another, so no row comes later with an id below one that is there."""
         rows = self._tables.rows
         some = select(rows.c.id).where(rows.c.topic == self._topic).order_by(rows.c.id).limit(LOCKED_ROWS)
         with self._engine.connect() as connection:
@@ -192,7 +193,7 @@ class RelayDatabase:
         self.change(state, new)
         return new, int(state.snapshot or 0)
 
-    def _begin_at_once(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
+    def _begin_by_snapshot(self, state: RelayState, new: RelayState) -> tuple[RelayState, int] | None:
         """By one statement, which writes only if a row waits."""
         rows, relay = self._tables.rows, self._tables.relay
         # By the index of ids, whose dead entries are marked: `exists` would look at each row that was deleted and not

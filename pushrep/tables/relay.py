@@ -241,7 +241,7 @@ class TableRelay(FirstErrorRaised):
         self.outbox.flush()  # what an earlier try appended is in the logs, or never will be
         ends: Mapping[int, int] = {} if known is None else known.batch.ends
         found = {n: log_state(log, ends.get(n, 0)) for n, log in logs.items()}
-        verdict = judge(state.batch, found, None if notes.note is None else notes.note[:2])
+        verdict = judge(state.batch, found, notes.closed)
         if isinstance(verdict, NotContinued):
             raise (OutboxWentBack if verdict.outbox_is_old else DatabaseWentBack)(self.topic, verdict.why, place)
         if known is None:

@@ -247,6 +247,7 @@ def _odd_files(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
     _equal("and has its size", file_size(fs, directory / "link"), 9)
     _equal("a directory has none", file_size(fs, directory / "directory"), None)
     _equal("nor what is not there", file_size(fs, directory / "none"), None)
+    _equal("the room at a pipe is told at once", fs.usage(directory / "pipe").total_bytes > 0, True)
     for name, read, write in (
         ("link", None, errno.ELOOP),
         ("dangling", errno.ELOOP, errno.ELOOP),
