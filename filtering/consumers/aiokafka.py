@@ -61,6 +61,7 @@ from filtering.consumers.group_member import (
     CommittedOffset,
     GroupMember,
     Pause,
+    Reset,
     Resume,
     Seek,
     Steps,
@@ -376,8 +377,8 @@ class ReplayFilteredConsumer:
                 self.client.resume(*(TopicPartition(*one) for one in partitions))
             case ReadMarks() | WriteMarks():
                 raise marks_topic_needed(call)
-            case DeleteMarks():
-                pass  # of another consumer, whose position was left by seek
+            case DeleteMarks() | Reset():
+                pass  # marks of another consumer, whose position was left by seek; the client has reset by itself
         return None
 
     # ---- what startpoints ask about a log: called in a thread, while the loop waits for it

@@ -23,7 +23,7 @@ with needed_by("filtering.consumers.confluent"):
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from filtering.consumers.assignment import FilterSettings, Spans
 from filtering.consumers.commits import (
@@ -54,6 +54,7 @@ from filtering.consumers.group_member import (
     ClientFacts,
     GroupMember,
     Pause,
+    Reset,
     Resume,
     Seek,
     Steps,
@@ -301,6 +302,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
         match call:
             case Seek(partition, offset):
                 self._client.seek(TopicPartition(*partition, OFFSET_INVALID if offset is None else offset))
+            case Reset(partition):
+                self._client.seek(TopicPartition(*partition, OFFSET_INVALID))
             case Pause(partitions):
                 self._client.pause([TopicPartition(*one) for one in partitions])
             case Resume(partitions):
@@ -393,7 +396,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
         try:
             starts = self._run(self._member.load(_names(partitions)))
         except Exception as error:
-            self._assign(partitions)
+            # With a place, else the client asks for the committed one by itself; if it is refused, no seek helps.
+            self._assign([TopicPartition(one.topic, one.partition, OFFSET_END) for one in partitions])
             self._run(self._member.hold(_names(partitions)))
             if failure_of(error) is not Failure.TRANSIENT:
                 raise

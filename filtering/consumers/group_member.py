@@ -47,6 +47,12 @@ class Seek(NamedTuple):
     offset: int | None
 
 
+class Reset(NamedTuple):
+    """Nothing is committed of this one, which was held: fetch from where the client's reset policy says."""
+
+    partition: TopicPartition
+
+
 class Pause(NamedTuple):
     """Fetch nothing of these, which the client has."""
 
@@ -71,7 +77,9 @@ class AskStartpoints(NamedTuple):
     question: Callable[[], Any]
 
 
-ClientCall: TypeAlias = Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskStartpoints
+ClientCall: TypeAlias = (
+    Seek | Reset | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskStartpoints
+)
 Steps: TypeAlias = Generator[ClientCall, Any, _Answer]
 
 
@@ -321,13 +329,15 @@ class GroupMember:
             return []
         loaded: list[TopicPartition] = []
         for partition, start in (yield from self.load(held)).items():
-            if start is not None:  # else nothing is committed, and its position is where the reset policy put it
-                try:
+            try:
+                if start is None:
+                    yield Reset(partition)
+                else:
                     yield from self._seek(partition, start)
-                except Exception as error:
-                    if not self._client.is_too_early(error):
-                        raise
-                    break
+            except Exception as error:
+                if not self._client.is_too_early(error):
+                    raise
+                break
             loaded.append(partition)
         yield from self.pause_stopped()
         yield from self._resume(self._stopped, [one for one in loaded if one in self.assignment])
