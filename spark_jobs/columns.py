@@ -52,7 +52,7 @@ from filtering.stream_metadata import (
     PositionBits,
 )
 from spark_jobs.errors import FrameUnusable
-from spark_jobs.spark_internals import Numbers, by_prefix, over_connect, quoted
+from spark_jobs.spark_internals import Numbers, by_prefix, over_connect
 
 assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
 
@@ -105,28 +105,28 @@ def pack_stream_metadata(pid: Column, partition: Column, offset: Column) -> Colu
     )
 
 
-def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str = "headers") -> Column:
+def carrier_key(carrier: str, df: DataFrame) -> Column:
     """The bytes that may be metadata, by carrier: the key column, or the last header named `stream-metadata`.
 
     Raises FrameUnusable if the frame lacks the column, or has a key that is no bytes; the sources give headers with
     `includeHeaders`. BadFilterSetting for an unknown carrier.
     """
     _check_carrier(carrier)
-    column = key if carrier == "key" else headers
+    column = "key" if carrier == "key" else "headers"
     if column not in df.columns:
         hint = "read with option includeHeaders=true" if carrier == "header" else "select it"
         raise FrameUnusable(f"carrier {carrier!r}: the frame has no column {column!r}: {hint}")
     if carrier == "key":
-        kind = df.schema[key].dataType
+        kind = df.schema["key"].dataType
         if not isinstance(kind, BinaryType | NullType):
-            why = f"the column {key!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
+            why = f"the column {column!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
             raise FrameUnusable(f"carrier {carrier!r}: {why}")
-        return F.col(quoted(key))
-    column_of, last = F.col(quoted(headers)), F.lit(-1)
-    named = F.filter(column_of, lambda header: header["key"] == METADATA_HEADER)
+        return F.col("key")
+    headers, last = F.col("headers"), F.lit(-1)
+    named = F.filter(headers, lambda header: header["key"] == METADATA_HEADER)
     # try_element_at answers null where the array is empty or null; -1 is the last. Ours is the last of all, unless
     # somebody between us appended one: then only is the slow search begun, which Spark does not compile.
-    newest = F.try_element_at(column_of, last)
+    newest = F.try_element_at(headers, last)
     found = F.try_element_at(named, last)["value"]
     return F.when(newest["key"] == METADATA_HEADER, newest["value"]).otherwise(found)
 

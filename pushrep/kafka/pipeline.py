@@ -234,9 +234,9 @@ def pieces_of(
         yield BatchPiece(begin, end, None)
 
 
-def size_alone(record: Record, codec: Codec = Codec.NONE) -> int:
+def size_alone(record: Record) -> int:
     """The size in bytes of the batch that is sent for this record alone."""
-    return _encoded(codec, [record]).header.size_bytes
+    return _encoded(Codec.NONE, [record]).header.size_bytes
 
 
 def _encoded(codec: Codec, records: Sequence[Record]) -> RecordBatch:

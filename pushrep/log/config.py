@@ -101,7 +101,6 @@ class LogConfig:
         never.
     retention_files: the most segments that one pass of retention removes; if more are due, the next pass follows at
         once.
-    retention_check_ms: the time between two checks for segments to remove and leases to break.
     lease_max_s: a lease of a replay that is not renewed within this time is broken, and holds back no segments.
     disk_warn_percent: from this usage on a warning is logged, once.
     disk_pressed_percent: from this usage on leases are broken, and retention runs at once.
@@ -132,7 +131,6 @@ class LogConfig:
     retention_ms: Annotated[int | None, Between(-1), DYNAMIC] = None
     retention_bytes: Annotated[int | None, Between(-1), DYNAMIC] = None
     retention_files: _FromOne = 4
-    retention_check_ms: _Ms = 300_000
     lease_max_s: _FromOne = 600
     disk_warn_percent: _Percent = 75
     disk_pressed_percent: _Percent = 85

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pushrep.env import REAL_FILESYSTEM, Filesystem
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log.directory_files import (
     CLEAN_MARKER_NAME,
     CLEANER_CHECKPOINT_NAME,
@@ -136,33 +136,31 @@ class OffsetWindow:
     end: int = OFFSET_LIMIT
 
 
-def files_to_dump(
-    path: Path, window: OffsetWindow, *, indexes: bool, filesystem: Filesystem = REAL_FILESYSTEM
-) -> list[Path]:
+def files_to_dump(path: Path, window: OffsetWindow, *, indexes: bool) -> list[Path]:
     """The files of a log that hold offsets of the window, or the one file `path`. Raises NotALog."""
-    if not is_log(path, filesystem):
+    if not is_log(path):
         if not path.is_file():
             raise NotALog(path, "name a log or one of its files")
         return [path]
-    log = checked_log(path, filesystem)
-    bases = list_segments(filesystem, log)
+    log = checked_log(path)
+    bases = list_segments(REAL_FILESYSTEM, log)
     ends = [*bases[1:], OFFSET_LIMIT]
     chosen = [base for base, end in zip(bases, ends, strict=True) if base < window.end and end > window.start]
     suffixes = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX) if indexes else (LOG_SUFFIX,)
     paths = [segment_path(log, base, suffix) for base in chosen for suffix in suffixes]
-    return [file for file in paths if filesystem.exists(file)]
+    return [file for file in paths if REAL_FILESYSTEM.exists(file)]
 
 
-def dump_file(path: Path, window: OffsetWindow, filesystem: Filesystem = REAL_FILESYSTEM) -> Iterator[Dumped]:
+def dump_file(path: Path, window: OffsetWindow) -> Iterator[Dumped]:
     """Decode a file by its name. Raises NotALog for a name that no file of a log has, OSError."""
     suffix = path.suffix
     if suffix in {LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX} and path.stem.isdigit():
         base = int(path.stem)
         if suffix == LOG_SUFFIX:
-            return _batches(path, base, window, filesystem)
-        return _entries(path, base, window, filesystem)
+            return _batches(path, base, window)
+        return _entries(path, base, window)
     if path.name in _DECODERS:
-        return _lines(path, filesystem)
+        return _lines(path)
     raise NotALog(path, f"no file of a log is named so; known are <20 digits>.log .index .timeindex, {_KNOWN_NAMES}")
 
 
@@ -176,13 +174,11 @@ def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | Non
     return _CONTROL_TYPES[number], _END_TXN.unpack_from(value)[1]
 
 
-def _batches(
-    path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
-) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd]:
-    limit = _published_end(path, base, filesystem)
-    with closing(filesystem.open(path, writable=False)) as file:
+def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd]:
+    limit = _published_end(path, base)
+    with closing(REAL_FILESYSTEM.open(path, writable=False)) as file:
         log = path.resolve().parent
-        is_compacted = log.name in compacted_logs(log.parent, filesystem)
+        is_compacted = log.name in compacted_logs(log.parent, REAL_FILESYSTEM)
         what = ScanRange(base_offset=base, may_lack_records=is_compacted)
         for step in scan_over_holes(file, what, scan) if is_compacted else scan(file, what):
             if is_compacted and isinstance(step, Damage) and step.goes_on_at is not None:
@@ -201,17 +197,17 @@ def _batches(
                 return
 
 
-def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
+def _published_end(path: Path, base: int) -> int | None:
     """Where to stop in the newest segment beside a running writer, which goes on writing after it."""
     log = path.resolve().parent
-    if not is_log(log, filesystem) or list_segments(filesystem, log)[-1] != base:
+    if not is_log(log) or list_segments(REAL_FILESYSTEM, log)[-1] != base:
         return None
-    expected = Expected.of(read_state(log, filesystem))
+    expected = Expected.of(read_state(log))
     return expected.below if expected.is_live else None
 
 
-def _entries(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedEntry | BadFile]:
-    with closing(filesystem.open(path, writable=False)) as file:
+def _entries(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedEntry | BadFile]:
+    with closing(REAL_FILESYSTEM.open(path, writable=False)) as file:
         entries = parse_index(path.suffix, file.read_at(file.size(), 0))
     is_offsets = path.suffix == INDEX_SUFFIX
     for key, value in zip(entries.keys, entries.values, strict=True):
@@ -222,9 +218,9 @@ def _entries(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
         yield BadFile(f"{entries.rest_bytes} bytes at its end are no entry")
 
 
-def _lines(path: Path, filesystem: Filesystem) -> Iterator[DumpedLine | BadFile]:
+def _lines(path: Path) -> Iterator[DumpedLine | BadFile]:
     try:
-        data = read_bounded(path, filesystem)
+        data = read_bounded(path, REAL_FILESYSTEM)
         lines = _DECODERS[path.name](b"" if data is None else data)
     except ValueError as error:  # BadLogFile is one
         yield BadFile(str(error))

@@ -114,11 +114,11 @@ class SegmentFacts:
     time_index_entries: int | None
 
 
-def logs_at(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
+def logs_at(path: Path) -> list[Path]:
     """The log at `path`, or every log in the directory of logs `path`, or in all slots below it. Raises NotALog."""
-    if is_log(path, filesystem):
+    if is_log(path):
         return [path]
-    found = [log_at(path, topic, number) for topic, number in readable_logs(path, filesystem)]
+    found = [log_at(path, topic, number) for topic, number in readable_logs(path)]
     if not found:
         raise NotALog(path, "it holds neither segments nor logs")
     return found
@@ -171,13 +171,13 @@ def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
     )
 
 
-def summarize(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogSummary:
+def summarize(log: Path) -> LogSummary:
     """One log in one line."""
-    state = read_state(log, filesystem)
-    segments = segment_facts(log, filesystem)
+    state = read_state(log)
+    segments = segment_facts(log)
     first_base = segments[0].base_offset if segments else 0
     ends = state.ends(first_base)
-    epochs = read_leader_epochs(log, filesystem)
+    epochs = read_leader_epochs(log, REAL_FILESYSTEM)
     return LogSummary(
         name=log.name,
         log_start_offset=(state.log_start_offset or first_base) if ends is None else ends.start,
@@ -212,14 +212,14 @@ def segment_facts(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[S
     return facts
 
 
-def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
+def leftovers(log: Path) -> list[tuple[str, int]]:
     """(name, bytes) of files in a log's directory that are no part of the log: .cut, .corrupt, .stale, .tmp, ..."""
-    bases = {f"{base:020d}" for base in list_segments(filesystem, log)}
+    bases = {f"{base:020d}" for base in list_segments(REAL_FILESYSTEM, log)}
     own = {
         stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
     } | _OWN_NAMES
-    names = (name for name in filesystem.list(log) if name not in own)
-    sizes = ((name, file_size(filesystem, log / name)) for name in names)
+    names = (name for name in REAL_FILESYSTEM.list(log) if name not in own)
+    sizes = ((name, file_size(REAL_FILESYSTEM, log / name)) for name in names)
     return [(name, size) for name, size in sizes if size is not None]
 
 

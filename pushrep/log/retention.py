@@ -54,7 +54,7 @@ A broken lease holds nothing. Its reader may go on, and gets OffsetOutOfRange fo
 
     after a background flush     look at the disk (a look a second serves all logs), dispatch to derived stores
     after a roll                 with the next flush, a pass of retention: a segment may be old enough
-    every retention_check_ms     while there is retention or a lease: run a pass
+    every five minutes           while there is retention or a lease: run a pass
     before an append             only while the disk is too full: look again, refuse
 
     level      ROOM   TIGHT           PRESSED, FULL                                FULL
@@ -762,6 +762,7 @@ class Retention:
         return self._sizes[base]
 
 
+_CHECK_MS = 300_000
 DERIVED_SYNC_MS = 10_000
 """How often changed derived stores are synced, beside after a roll: after a kill they read at most so much again."""
 
@@ -771,10 +772,8 @@ class BackgroundTasks:
     OSError; the others log those. Other errors of a holder or a derived store are raised, and the flusher logs them.
     """
 
-    def __init__(
-        self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int, clock: Clock
-    ) -> None:
-        self._watch, self._limits, self._derived, self._check_ms = watch, limits, derived, check_ms
+    def __init__(self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, clock: Clock) -> None:
+        self._watch, self._limits, self._derived = watch, limits, derived
         self._clock, self._synced_ms = clock, clock.monotonic_ms()
         self._level = DiskLevel.ROOM
         self._rolled = False
@@ -887,4 +886,4 @@ class BackgroundTasks:
 
     def _schedule_next(self) -> None:
         if self._flusher is not None and self.retention.has_work:
-            self._flusher.soon(self, self._check_ms)
+            self._flusher.soon(self, _CHECK_MS)

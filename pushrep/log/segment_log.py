@@ -121,7 +121,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     derived, loaded = attached.derived, load_log(context, attached)
     recovered, report = loaded.recovered, loaded.recovered.report
     view.open_files.limit = config.open_files_max
-    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
+    background = BackgroundTasks(view.disk, config.disk_limits, derived, context.clock)
     writer = LogWriter(context, recovered, loaded.epochs, background, loaded.watermark, is_unlisted=loaded.is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
     retention = Retention(writer, reader, derived, config, view, filesystem, context.clock)

@@ -445,9 +445,9 @@ def verify_log(
     return Verifier(log, filesystem=filesystem, clock=clock, on_bytes=on_bytes, state=state).run()
 
 
-def bytes_to_verify(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
+def bytes_to_verify(log: Path) -> int:
     """The bytes to read, for a progress bar."""
-    return sum(segment.size_bytes for segment in segment_facts(log, filesystem))
+    return sum(segment.size_bytes for segment in segment_facts(log))
 
 
 def small_files(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Finding]:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.kafka.parking import ParkedRecord, parked_in, parking_name
 from pushrep.kafka.pipeline import size_alone
@@ -102,34 +102,31 @@ def skip_records(
     wanted: SkippedRecords,
     *,
     topic: str | None = None,
-    filesystem: Filesystem = REAL_FILESYSTEM,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Skip]:
     """Never ship these records; the ones after them are shipped. Returns what was not given up before.
 
     topic: None where there is one destination, or none yet: then it is the outbox's topic.
     Raises BadArgument as `SkippedRecords.found_in`, NoOutbox, LogLocked.
     """
-    with locked_outbox(Path(directory), filesystem, clock) as (path, identity), ExitStack() as stack:
-        known = read_progress(filesystem, path)
+    with locked_outbox(Path(directory)) as (path, identity), ExitStack() as stack:
+        known = read_progress(REAL_FILESYSTEM, path)
         if topic == identity.topic or not known:  # it may be given before the first start that ships
             known.setdefault(identity.topic, ShippingProgress())
         name = destination_of(known, topic)
         logs = {
-            number: stack.enter_context(opened_log(path, identity, number, filesystem, clock))
-            for number in range(identity.partitions)
+            number: stack.enter_context(opened_log(path, identity, number)) for number in range(identity.partitions)
         }
-        found = wanted.found_in(known[name], logs, clock.wall_ms())
+        found = wanted.found_in(known[name], logs, SYSTEM_CLOCK.wall_ms())
         if found:
-            write_progress(filesystem, path, known | {name: known[name].skipping(found)})
+            write_progress(REAL_FILESYSTEM, path, known | {name: known[name].skipping(found)})
         return found
 
 
-def parked_records(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[ParkedRecord]:
+def parked_records(directory: Path) -> list[ParkedRecord]:
     """The parked records that no operator has dealt with. Takes no lock. Raises NoOutbox."""
-    identity = identity_in(filesystem, directory)
+    identity = identity_in(REAL_FILESYSTEM, directory)
     path = directory / parking_name(identity.topic, identity.partitions)
-    if not filesystem.exists(path):
+    if not REAL_FILESYSTEM.exists(path):
         return []
     with SegmentLog.open_reader(path) as log:
         return [one for one in parked_in(log).values() if not one.is_done]
@@ -144,16 +141,16 @@ class Unshipped(NamedTuple):
     end: int
 
 
-def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Unshipped]:
+def not_known_to_be_shipped(directory: Path) -> list[Unshipped]:
     """The unshipped ranges of every topic that the outbox ships to. Takes no lock. Raises NoOutbox,
     CorruptFile.
     """
-    identity = identity_in(filesystem, directory)
+    identity = identity_in(REAL_FILESYSTEM, directory)
     found = []
-    for topic, progress in read_progress(filesystem, directory).items():
+    for topic, progress in read_progress(REAL_FILESYSTEM, directory).items():
         for partition in range(identity.partitions):
             path = directory / log_name(identity.topic, partition)
-            if not filesystem.exists(path):
+            if not REAL_FILESYSTEM.exists(path):
                 continue
             with SegmentLog.open_reader(path) as log:
                 at = progress.partitions.get(partition)
@@ -163,61 +160,51 @@ def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILES
     return found
 
 
-def repartition(
-    directory: Path | str,
-    *,
-    topic: str | None = None,
-    filesystem: Filesystem = REAL_FILESYSTEM,
-    clock: Clock = SYSTEM_CLOCK,
-) -> OutboxIdentity:
+def repartition(directory: Path | str, *, topic: str | None = None) -> OutboxIdentity:
     """From the logs' ends on use as many partitions as the topic has at the next start. Returns the new identity.
 
     It has a new PID: readers would meet the old one in two partitions. Raises NoOutbox, LogLocked, BadArgument.
     """
-    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
-        known = read_progress(filesystem, path)
+    with locked_outbox(Path(directory)) as (path, identity):
+        known = read_progress(REAL_FILESYSTEM, path)
         name = destination_of(known, topic)
         ends = {}
         for partition in range(identity.partitions):
-            with opened_log(path, identity, partition, filesystem, clock) as log:
+            with opened_log(path, identity, partition) as log:
                 ends[partition] = log.log_end_offset
         # The PID first: under the old one, the new partition count would put one pair into two partitions.
-        raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
+        raised = begin_pid_epoch(path)
         changed = known[name].repartitioned(raised.pid_epoch, ends)
-        write_progress(filesystem, path, known | {name: changed})
+        write_progress(REAL_FILESYSTEM, path, known | {name: changed})
         return raised
 
 
-def skip_all(
-    directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
-) -> None:
+def skip_all(directory: Path | str, topic: str) -> None:
     """Forget a topic's progress: the logs keep nothing for it any more. Raises as `repartition`."""
-    with locked_outbox(Path(directory), filesystem, clock) as (path, _):
-        known = read_progress(filesystem, path)
+    with locked_outbox(Path(directory)) as (path, _):
+        known = read_progress(REAL_FILESYSTEM, path)
         del known[destination_of(known, topic)]
-        write_progress(filesystem, path, known)
+        write_progress(REAL_FILESYSTEM, path, known)
 
 
 @contextmanager
-def locked_outbox(
-    directory: Path, filesystem: Filesystem, clock: Clock, *, refuse_copy: bool = False
-) -> Iterator[tuple[Path, OutboxIdentity]]:
+def locked_outbox(directory: Path, *, refuse_copy: bool = False) -> Iterator[tuple[Path, OutboxIdentity]]:
     """Hold the directory's lock, which no other object of this process may hold either. Raises NoOutbox, LogLocked.
 
     refuse_copy: raise DirectoryIsCopy for a member's directory that is a copy, as `Outbox.open` does.
     """
-    identity_in(filesystem, directory)  # raises NoOutbox before the lock file would be made
-    with held_alone(directory, filesystem, clock) as held:
-        identity = identity_in(filesystem, held.path)
+    identity_in(REAL_FILESYSTEM, directory)  # raises NoOutbox before the lock file would be made
+    with held_alone(directory) as held:
+        identity = identity_in(REAL_FILESYSTEM, held.path)
         if refuse_copy and identity.replicas:
             held.refuse_copy()
         yield held.path, identity
 
 
 @contextmanager
-def held_alone(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[LogDirectory]:
+def held_alone(directory: Path) -> Iterator[LogDirectory]:
     """Hold the directory's lock, which no other object of this process may hold either. Raises LogLocked."""
-    held = LogDirectory.acquire(directory, filesystem, clock)
+    held = LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK)
     try:
         if held.references > 1:
             raise LogLocked(held.path, held.owner_pid, is_own=True)
@@ -227,16 +214,9 @@ def held_alone(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterato
 
 
 @contextmanager
-def opened_log(
-    path: Path, identity: OutboxIdentity, partition: int, filesystem: Filesystem, clock: Clock
-) -> Iterator[SegmentLog]:
+def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> Iterator[SegmentLog]:
     """Open one of the outbox's logs for writing."""
-    with SegmentLog.open(
-        path / log_name(identity.topic, partition),
-        has_replicas=bool(identity.replicas),
-        filesystem=filesystem,
-        clock=clock,
-    ) as log:
+    with SegmentLog.open(path / log_name(identity.topic, partition), has_replicas=bool(identity.replicas)) as log:
         yield log
 
 
@@ -270,34 +250,30 @@ def purge_closed(  # noqa: PLR0913 - what goes, and where it stands
     before_offset: int | None,
     before_ms: int | None,
     dry_run: bool,
-    filesystem: Filesystem = REAL_FILESYSTEM,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> list[dict[str, Any]]:
     """The same in a directory of logs that nobody has open. topic, partition: one log, None: all of them.
 
     Raises LogLocked, BadArgument for a node's copies, and what opening a log raises.
     """
-    if filesystem.exists(directory / "promises.json") and read_identity(filesystem, directory) is None:
+    if REAL_FILESYSTEM.exists(directory / "promises.json") and read_identity(REAL_FILESYSTEM, directory) is None:
         raise BadArgument("directory", f"{directory} is a copy that a node keeps: use pushrep recording purge")
-    with held_alone(directory, filesystem, clock) as held:
-        identity, known = read_identity(filesystem, held.path), read_progress(filesystem, held.path)
-        notes = RelayNotes(filesystem, held.path)
+    with held_alone(directory) as held:
+        identity, known = read_identity(REAL_FILESYSTEM, held.path), read_progress(REAL_FILESYSTEM, held.path)
+        notes = RelayNotes(REAL_FILESYSTEM, held.path)
         found = []
-        for name, number in sorted(list_logs(held.path, filesystem)):
+        for name, number in sorted(list_logs(held.path)):
             if (topic, partition) not in {(None, None), (name, number)}:
                 continue
             path = held.path / log_name(name, number)
             is_ours = identity is not None and name == identity.topic
             carrier = identity.carrier if identity is not None else "key"
-            derived = [PositionsStore(path / POSITIONS_NAME, carrier, filesystem)] if is_ours else []
+            derived = [PositionsStore(path / POSITIONS_NAME, carrier, REAL_FILESYSTEM)] if is_ours else []
             with SegmentLog.open(
                 path,
                 LogConfig(),
                 derived=derived,
                 holders=_holders(known, notes, number) if is_ours else {},
                 has_replicas=identity is not None and bool(identity.replicas),
-                filesystem=filesystem,
-                clock=clock,
             ) as log:
                 found += _purge([log], before_offset, before_ms, is_dry_run=dry_run)
         return found

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import DirectoryLock
@@ -148,35 +148,35 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
         yield contact
 
 
-def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
+def adopt(data: Path | str, directory: Path | str) -> Path:
     """Move the outbox in `directory` into `data`, the directory of a node, which may run. Returns the new path.
 
-    Raises CommandRefused (its text says what to do; nothing was changed), CorruptFile, CorruptFile, OSError.
+    Raises CommandRefused (its text says what to do; nothing was changed), CorruptFile, OSError.
     """
     data, directory = Path(data), Path(directory)
-    identity = read_identity(filesystem, directory)
+    identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
         raise _cant_adopt(directory, "there is no outbox in it")
-    if find_election_state(directory, filesystem) is None:
+    if find_election_state(directory, REAL_FILESYSTEM) is None:
         raise _cant_adopt(directory, "it never had replicas, so no other member leads it")
     target = data / identity.outbox_id
-    if filesystem.exists(target):
+    if REAL_FILESYSTEM.exists(target):
         raise _cant_adopt(
             directory, f"{target} is there already: the node began a copy. Stop it, and remove that one or this one"
         )
     try:
-        LogDirectory.acquire(directory, filesystem, SYSTEM_CLOCK).release()
+        LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK).release()
     except LogLocked as error:
         raise _cant_adopt(directory, f"process {error.pid} has it open: end its service") from error
-    filesystem.make_directory(data)
+    REAL_FILESYSTEM.make_directory(data)
     try:
-        filesystem.rename(Path(os.path.realpath(directory)), target)
+        REAL_FILESYSTEM.rename(Path(os.path.realpath(directory)), target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         raise _cant_adopt(directory, f"{data} is on another disk: move the whole directory to {target}") from error
     for changed in (data, Path(os.path.realpath(directory)).parent):
-        filesystem.sync_directory(changed)
+        REAL_FILESYSTEM.sync_directory(changed)
     return target
 
 
@@ -184,7 +184,7 @@ def _cant_adopt(directory: Path, why: str) -> CommandRefused:
     return CommandRefused(f"{directory} can't be adopted: {why}")
 
 
-def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:
+def moved(directory: Path | str) -> DirectoryId:
     """Give a directory the id of the directory that it was copied from: an outbox's, or a member's in a node.
 
     For an operator who knows that the whole directory was moved and the original is gone. Returns the id. Raises
@@ -192,38 +192,38 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
     while a service or a tool has the directory open, OSError.
     """
     directory = Path(directory)
-    if not filesystem.exists(directory):
+    if not REAL_FILESYSTEM.exists(directory):
         raise CommandRefused(f"{directory}: there is no such directory")
-    lock = DirectoryLock(directory, filesystem)
+    lock = DirectoryLock(directory, REAL_FILESYSTEM)
     try:
-        found, verdict = read_directory_id(directory, filesystem)
+        found, verdict = read_directory_id(directory, REAL_FILESYSTEM)
         if found is None:
-            raise CommandRefused(f"{directory}: it has no id: no version that gives directories an id has opened it")
+            raise CommandRefused(f"{directory}: it has no id: no outbox or node has opened it")
         if verdict is CopyVerdict.COPY and found.is_settled:  # not opened since it was copied
             new = settled_id(None) if found.is_unknown else found
         elif found.is_copy:
             new = moved_id(found)
         else:
             raise CommandRefused(f"{directory}: it is the original")
-        if (original := _beside(directory, new, filesystem)) is not None:
+        if (original := _beside(directory, new)) is not None:
             raise CommandRefused(
                 f"{directory} is a copy of {original}, which is still there: two directories would write under one "
                 f"PID. If it was moved, whole, remove {original} first; else open the copy as it is: it gets a PID of "
                 "its own"
             )
-        write_directory_id(directory, filesystem, new)
+        write_directory_id(directory, REAL_FILESYSTEM, new)
         return new
     finally:
         lock.close()
 
 
-def _beside(directory: Path, wanted: DirectoryId, filesystem: Filesystem) -> Path | None:
+def _beside(directory: Path, wanted: DirectoryId) -> Path | None:
     """The directory with that id in the same parent directory; None: there is none."""
     home = Path(os.path.realpath(directory))
-    for name in filesystem.list(home.parent):
-        if name == home.name or not filesystem.exists(home.parent / name / DIRECTORY_ID_NAME):
+    for name in REAL_FILESYSTEM.list(home.parent):
+        if name == home.name or not REAL_FILESYSTEM.exists(home.parent / name / DIRECTORY_ID_NAME):
             continue
-        found, verdict = read_directory_id(home.parent / name, filesystem)
+        found, verdict = read_directory_id(home.parent / name, REAL_FILESYSTEM)
         if found is not None and found.directory_id == wanted.directory_id and verdict is not CopyVerdict.COPY:
             return home.parent / name
     return None

@@ -45,7 +45,7 @@ from typing import Any
 
 from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.env.checked_json import read_checked_json, write_checked_json
 from pushrep.errors import BadArgument, CorruptFile
 from pushrep.log import SegmentLog, list_logs
@@ -324,20 +324,18 @@ def settle_epoch(
     return identity
 
 
-def begin_pid_epoch(
-    directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
-) -> OutboxIdentity:
+def begin_pid_epoch(directory: Path | str) -> OutboxIdentity:
     """Let the outbox go on under another PID: for a directory that was restored from an older copy. The new identity.
 
     Such a copy does not know what readers have seen since it was made. Call it before the first append. Raises
     `NoOutbox`, `CorruptFile`, `LogLocked`.
     """
     directory = Path(directory)
-    identity_in(filesystem, directory)  # before anything is made there
-    held = LogDirectory.acquire(directory, filesystem, clock)
+    identity_in(REAL_FILESYSTEM, directory)  # before anything is made there
+    held = LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK)
     try:
-        identity = identity_in(filesystem, held.path)
-        raised = leap_epoch(filesystem, held.path, identity, "it was asked for")
+        identity = identity_in(REAL_FILESYSTEM, held.path)
+        raised = leap_epoch(REAL_FILESYSTEM, held.path, identity, "it was asked for")
         if held.is_unsettled_copy and not identity.replicas:
             held.settle_id()  # else the next opening would begin another
         return raised
@@ -353,21 +351,21 @@ def leap_epoch(filesystem: Filesystem, directory: Path, identity: OutboxIdentity
     return _raised(filesystem, directory, identity, identity.pid_epoch + 1 + secrets.randbelow(1 << 24), why)
 
 
-def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:
+def outbox_of_log(log: Path) -> dict[str, int | str] | None:
     """What a log's outbox has stored about it, for tools that show it; None for a log of no outbox. Takes no lock.
 
     producer, pid, pid_epoch: as stored. given_up_to: readers may have seen offsets up to there; 0: no cut since the
     last open. The next open raises the epoch if the log ends below it.
     """
     try:
-        identity = read_identity(filesystem, log.parent)
+        identity = read_identity(REAL_FILESYSTEM, log.parent)
     except (CorruptFile, OSError) as error:
         _LOG.warning("%s", error)
         return None
     topic, partition = parse_log_name(log.name)
     if identity is None or identity.topic != topic or partition >= identity.partitions:
         return None
-    given_up = read_checkpoint(log.parent, CheckpointFile.GIVEN_UP, filesystem)
+    given_up = read_checkpoint(log.parent, CheckpointFile.GIVEN_UP)
     return {
         "producer": identity.producer,
         "pid": identity.pid,

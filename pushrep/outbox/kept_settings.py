@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.env.checked_json import read_checked_json, write_checked_json
 from pushrep.errors import BadArgument
 from pushrep.kafka.parking import parking_config
@@ -67,7 +67,7 @@ def change_closed(directory: Path, changes: Mapping[str, Any], deleted: Collecti
     """Keep changes for the next opening of an outbox that nobody has open; all that is kept. Raises BadArgument,
     NoOutbox, LogLocked, OSError.
     """
-    with locked_outbox(directory, REAL_FILESYSTEM, SYSTEM_CLOCK) as (path, _):
+    with locked_outbox(directory) as (path, _):
         kept = _changed(changes, read_kept(REAL_FILESYSTEM, path), deleted)
         _write(path, kept)
         return kept

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 from filtering import StreamMetadata
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import AnotherCluster, ShippingError
 from pushrep.kafka.progress import (
@@ -72,8 +72,6 @@ def rebase(
     destination: KafkaDestination,
     *,
     dry_run: bool = False,
-    filesystem: Filesystem = REAL_FILESYSTEM,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> Rebased:
     """Let an outbox that `OutboxDiverged`, `DestinationAhead` or `TopicLostRecords` stopped go on. Nobody may have it
     open.
@@ -82,45 +80,43 @@ def rebase(
     Raises ShippingError for records with the caller's own metadata, NoOutbox, LogLocked, CorruptFile,
     DirectoryIsCopy for a member's, TopicMissing, KafkaUnreachable, DestinationRefused.
     """
-    with locked_outbox(Path(directory), filesystem, clock, refuse_copy=True) as (path, identity):
+    with locked_outbox(Path(directory), refuse_copy=True) as (path, identity):
         topic = destination.topic or identity.topic
-        known = read_progress(filesystem, path)
+        known = read_progress(REAL_FILESYSTEM, path)
         progress = known.get(topic, ShippingProgress())
         if progress.lost:
             if not dry_run:
-                again = _sent_again(path, identity, progress, filesystem, clock)
-                write_progress(filesystem, path, known | {topic: again})
+                again = _sent_again(path, identity, progress)
+                write_progress(REAL_FILESYSTEM, path, known | {topic: again})
             return Rebased(topic=topic, lost=progress.lost)
         if not progress.rebase:
             with ExitStack() as stack:
                 logs = [
-                    stack.enter_context(opened_log(path, identity, partition, filesystem, clock))
+                    stack.enter_context(opened_log(path, identity, partition))
                     for partition in range(identity.partitions)
                 ]
-                progress = _planned(destination, topic, logs, identity, progress, known, clock)
+                progress = _planned(destination, topic, logs, identity, progress, known)
             if not dry_run:
-                raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
+                raised = begin_pid_epoch(path)
                 progress = progress.under(raised.pid_epoch)
-                write_progress(filesystem, path, known | {topic: progress})
+                write_progress(REAL_FILESYSTEM, path, known | {topic: progress})
         done = Rebased(topic=topic, partitions=progress.rebase)
         if dry_run:
             return done
     _append_again(Path(directory), identity, progress)
-    with locked_outbox(Path(directory), filesystem, clock) as (path, _):
-        known = read_progress(filesystem, path)
-        write_progress(filesystem, path, known | {topic: _finished(known[topic], clock.wall_ms())})
+    with locked_outbox(Path(directory)) as (path, _):
+        known = read_progress(REAL_FILESYSTEM, path)
+        write_progress(REAL_FILESYSTEM, path, known | {topic: _finished(known[topic], SYSTEM_CLOCK.wall_ms())})
     return done
 
 
-def _sent_again(
-    path: Path, identity: OutboxIdentity, progress: ShippingProgress, filesystem: Filesystem, clock: Clock
-) -> ShippingProgress:
+def _sent_again(path: Path, identity: OutboxIdentity, progress: ShippingProgress) -> ShippingProgress:
     """The progress without the acknowledgement of what the topic has lost. The next shipping looks these records up in
     the topic, and sends those that it does not find.
     """
     partitions = dict(progress.partitions)
     for number, (first, _) in progress.lost.items():
-        with opened_log(path, identity, number, filesystem, clock) as log:
+        with opened_log(path, identity, number) as log:
             start = max(first, log.log_start_offset)
             before = next(iter(log.batches(start - 1, start)), None) if start > log.log_start_offset else None
         partitions[number] = PartitionProgress(start, -1, 0 if before is None else before.header.crc)
@@ -134,7 +130,6 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     identity: OutboxIdentity,
     progress: ShippingProgress,
     known: Mapping[str, ShippingProgress],
-    clock: Clock,
 ) -> ShippingProgress:
     facts = look_at_topic(destination, topic)
     if progress.cluster_id not in {None, facts.cluster_id}:
@@ -142,7 +137,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
         raise AnotherCluster(topic, servers, expected=str(progress.cluster_id), found=found)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start instead of being refused.
-    state = SinkState(logs, progress, identity.pid_epoch + 1, clock, topic, destination.bootstrap_servers)
+    state = SinkState(logs, progress, identity.pid_epoch + 1, SYSTEM_CLOCK, topic, destination.bootstrap_servers)
     contents = asyncio.run(read_contents(destination, facts, state, origin))
     plan, partitions = {}, {}
     for log in logs:

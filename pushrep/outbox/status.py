@@ -673,7 +673,7 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
 
 
 def closed_status(directory: Path, why: str) -> ClosedOutbox:
-    """The status by the files. why: nobody answers. Raises NoOutbox, CorruptFile, CorruptFile."""
+    """The status by the files. why: nobody answers. Raises NoOutbox, CorruptFile."""
     identity = identity_in(REAL_FILESYSTEM, directory)
     kept = find_election_state(directory, REAL_FILESYSTEM)
     grant = None if kept is None else kept[1].grant

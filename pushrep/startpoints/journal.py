@@ -21,8 +21,7 @@ Checkpoints are replaced atomically, under the journal's lock. Format: docs/inte
 
 import hashlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,9 +53,9 @@ class Journal:
 
     lock_wait_s = 60.0  # the holder syncs several files, for which a slow disk needs seconds each
 
-    def __init__(self, directory: Path, filesystem: Filesystem, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self.place, self.path = directory, directory / JOURNAL_NAME
-        self._filesystem, self._sleep = filesystem, sleep
+        self._filesystem = filesystem
         self.budget = TimeBudget()
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
         self._known, self._last_line = View([], 0, 0), b""
@@ -120,7 +119,7 @@ class Journal:
             policy = RetryPolicy(
                 is_retriable=lambda error: isinstance(error, LockHeld), backoff=_BACKOFF, within_s=wait_s
             )
-            return policy.call(lambda: self._filesystem.lock(self.place / LOCK_NAME), sleep=self._sleep)
+            return policy.call(lambda: self._filesystem.lock(self.place / LOCK_NAME))
         except LockHeld as error:
             raise busy(self.place, error.pid, wait_s) from error
         except OSError as error:
