@@ -28,21 +28,23 @@ class Replica:
 class PushSettings:
     """Limits of a PushManager.
 
-    max_workers: threads that talk to replicas, shared by all managers of the process that name as many.
-    workers_per_replica: connections to each, its partitions spread over them.
-    buffer_bytes_max: of records that are kept for replicas that have not acknowledged them; what is above is read from
-        the log again.
-    request_bytes_max: records in one request; a larger batch goes alone.
-    request_file_bytes_max: the same of records that are sent from the log's file, to a replica that lacks many: they
+    max_workers: threads that talk to replicas, shared by all outboxes of the process that name as many.
+    workers_per_replica: connections to each replica, its partitions spread over them.
+    buffer_bytes_max: bytes of records that are kept in memory until replicas acknowledge them; above it the oldest are
+        dropped, and read from the log again.
+    request_bytes_max: bytes of records in one request; a larger batch goes alone.
+    request_file_bytes_max: the same for records that are sent from the log's file, to a replica that lacks many: they
         take no memory here, and a larger request costs less per byte.
-    requests_in_flight_max: per connection; more hides a longer way. One from the file counts as so many times
-        request_bytes_max as it has.
+    requests_in_flight_max: requests of a connection without an answer; more hides a longer way. One from the file
+        counts as so many as it has request_bytes_max.
     linger_ms: how long a request waits for more records.
     watermark_linger_ms: how long a watermark waits for records that it can be sent with. On an idle connection it is
         sent at once if no records came while the one before it waited.
     request_timeout_ms: without an answer for so long the connection is given up, and what was in flight sent again.
-    connect_timeout_ms: of one attempt, handshakes included. backoff_min_ms, backoff_max_ms: between attempts, random.
-    shutdown_timeout_ms: how long `shutdown` waits for its threads.
+    connect_timeout_ms: of one attempt to connect, handshakes included.
+    backoff_min_ms: the shortest of the random pauses between attempts, which never end.
+    backoff_max_ms: the longest of them.
+    shutdown_timeout_ms: how long a close waits for the threads.
     repair_interval_ms: how often a replica is asked which segments its scrub found damaged; 0: never, and what is found
         damaged here is not fetched either.
     tls: the context that secures the connections; None: plain connections.

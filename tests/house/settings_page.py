@@ -4,7 +4,8 @@ import sys
 from enum import Enum
 
 from pushrep.outbox.configured import all_settings
-from pushrep.settings import DURATION_MAX_S
+from pushrep.replicate.settings import PushSettings
+from pushrep.settings import DURATION_MAX_S, settings_of
 
 HEAD = """\
 # Settings
@@ -48,6 +49,11 @@ TITLES = {
     "kafka": "`[kafka]`: `KafkaDestination`",
     "health": "`[health]`: `HealthSettings`",
 }
+PUSH = """
+## `PushSettings`: connections to replicas
+
+Given in code, with `tls`, as `OutboxConfig(push=PushSettings(...))`: [access.md](access.md#a-trial).
+"""
 
 
 def page():
@@ -58,10 +64,18 @@ def page():
         mine = [one for one in settings if one.section == section]
         parts += [f"\n## {title}\n", "| setting | variable | default | range | |", "|---|---|---|---|---|"]
         for one in mine:
-            text = one.setting.text.replace("|", "\\|") + (" **Dynamic.**" if one.setting.is_dynamic else "")
-            cells = f"`{one.setting.name}`", f"`{one.variable}`", default_of(one.setting), range_of(one.setting), text
-            parts.append(f"| {' | '.join(cells)} |")
+            cells = f"`{one.setting.name}`", f"`{one.variable}`", default_of(one.setting), range_of(one.setting)
+            parts.append(f"| {' | '.join(cells)} | {text_of(one.setting)} |")
+    parts += [PUSH, "| setting | default | range | |", "|---|---|---|---|"]
+    for one in settings_of(PushSettings).values():
+        if one.is_plain:
+            parts.append(f"| `{one.name}` | {default_of(one)} | {range_of(one)} | {text_of(one)} |")
     return "\n".join(parts) + "\n"
+
+
+def text_of(setting):
+    """Its text, as a cell."""
+    return setting.text.replace("|", "\\|") + (" **Dynamic.**" if setting.is_dynamic else "")
 
 
 def default_of(setting):
