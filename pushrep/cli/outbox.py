@@ -34,6 +34,7 @@ from pushrep.cli.options import (
     copy_check_option,
     health_of,
     health_option,
+    is_offset,
     log_options,
     on_refused_option,
     time_ms_of,
@@ -421,7 +422,7 @@ def _range_of(offsets: str) -> tuple[int, int | None]:
     first, dash, last = offsets.partition("-")
     if not offsets:
         return 0, None
-    if not first.isdecimal() or not (last.isdecimal() if dash else not last) or (dash and int(last) < int(first)):
+    if not is_offset(first) or (dash and not (is_offset(last) and int(first) <= int(last))):
         raise click.BadParameter(f"{offsets!r} is neither an offset, nor FIRST-LAST, nor all", param_hint="OFFSET")
     return int(first), int(last or first) + 1
 

@@ -52,7 +52,7 @@ def client_of(where: str, tls: MutualTls | None) -> ReplayClient:
 
 def recording_of(text: str) -> int | str:
     """The id of a recording as int, or its name `<topic>-<partition>`."""
-    return int(text) if text.isascii() and text.isdigit() else text
+    return int(text) if is_offset(text) else text
 
 
 def recordings_of(where: str, text: str) -> list[int | str]:

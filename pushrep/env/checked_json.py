@@ -88,11 +88,11 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
-def checked_json(fields: Mapping[str, Any], version: int) -> bytes:
+def checked_json(fields: Mapping[str, Any], version: int, indent: int | None = 1) -> bytes:
     """The file's bytes."""
     whole = {"version": version, **fields}
     whole["crc32c"] = crc_of_fields(whole)
-    return json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"
+    return json.dumps(whole, sort_keys=True, indent=indent).encode() + b"\n"
 
 
 def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, Any], version: int) -> None:

@@ -27,7 +27,6 @@ file is on one disk only. Else the next leader, or a directory that lost the fil
 topic that grew meanwhile one pair would get into two partitions.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pushrep.env import Filesystem, write_atomic
-from pushrep.env.checked_json import crc_of_fields, read_checked_json
+from pushrep.env.checked_json import checked_json, read_checked_json
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.settings import checked
 
@@ -254,8 +253,8 @@ def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[st
 
 def encode_progress(progress: Mapping[str, ShippingProgress]) -> bytes:
     """The file's bytes."""
-    fields = {"version": VERSION, "destinations": {topic: _fields_of(one) for topic, one in progress.items()}}
-    return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, sort_keys=True) + "\n").encode()
+    found = {topic: _fields_of(one) for topic, one in progress.items()}
+    return checked_json({"destinations": found}, VERSION, indent=None)  # what is written each second stands on one line
 
 
 def _by_topic(fields: Mapping[str, Any]) -> dict[str, ShippingProgress]:

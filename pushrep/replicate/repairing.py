@@ -3,8 +3,7 @@
     the replica's   DescribeDamage ─▶ segments ─ RepairRecords with what our log has, from where it asks ─▶ whole
     our own         found by our scrub ─ FetchRecords from where the repair asks ─▶ log.repair_segment ─▶ whole
 
-It does not change sessions, watermarks or the in-sync set. A replica that does not know these calls is not asked for
-its damage, but our own segments are repaired from it. The repair checks received batches
+It does not change sessions, watermarks or the in-sync set. The repair checks received batches
 (pushrep/log/segment_repair.py).
 """
 

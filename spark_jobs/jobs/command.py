@@ -43,7 +43,7 @@ def name_value(text: str) -> tuple[str, str]:
 def query_batch(text: str) -> tuple[str, int]:
     """QUERY:BATCH."""
     query, _, batch = text.rpartition(":")
-    if not query or not batch.isdigit():
+    if not query or not batch.isdecimal():
         raise click.BadParameter(f"{text!r} is not QUERY:BATCH, as in 0b5a...:17")
     return query, int(batch)
 

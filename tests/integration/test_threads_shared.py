@@ -60,7 +60,7 @@ def test_twenty_outboxes_have_the_threads_of_one_and_close_one_by_one(world, twe
     in_use(twenty[0])
     twenty[0].close()
     world.nodes[1].stop()  # which looks at its connections in the same thread
-    ours = ("pushrep-push", "pushrep-sealer", "pushrep-ticks", "pushrep-control")  # the node of this process has others
+    ours = ("pushrep-push", "pushrep-linger", "pushrep-ticks", "pushrep-control")  # the node of this process has others
     assert not [name for name in own_threads() if name.startswith(ours)], "all end with the last"
 
 

@@ -227,7 +227,7 @@ def hold_damaged(chance, whole):
 
 @settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.one_of(st.integers(1, 10), st.integers(250, 600), st.just(8_300)), st.integers())
-def test_equal_sized_records_give_the_same_bytes_by_either_road(data, count, seed):
+def test_equal_sized_records_give_the_same_bytes_by_either_encoder(data, count, seed):
     """The columns in one piece, and the same columns with an odd record behind them, which forces the general path."""
     # So many records reach the next width of an offset's varint; large ones beside them would be 200 MB an example.
     sizes = SIZES if count < 8_000 else SMALL_SIZES
@@ -267,7 +267,7 @@ def test_arbitrary_compressed_bytes_are_refused_by_name(codec, data):
 
 
 @given(st.binary(max_size=300) | st.sampled_from([bytes(8191), bytes(8192), bytes(1 << 20)]), st.integers())
-def test_a_value_alone_gives_the_same_bytes_by_either_road(value, timestamp_ms):
+def test_a_value_alone_gives_the_same_bytes_by_either_encoder(value, timestamp_ms):
     try:
         expected = encode_batch((value,), timestamps_ms=timestamp_ms)
     except BadArgument:

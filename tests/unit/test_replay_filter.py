@@ -146,7 +146,7 @@ def test_a_destination_partition_that_is_none_is_refused(rows, destination):
     assert replay_filter.counts == counts()
 
 
-def test_a_known_pair_does_not_take_a_wrong_destination_by_its_quick_road():
+def test_a_known_pair_does_not_take_a_wrong_destination_by_its_fast_path():
     replay_filter = ReplayFilter()
     replay_filter.admit(key(1))
     with pytest.raises(BadFilterSetting, match="destination_partition=-1"):
