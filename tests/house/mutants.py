@@ -6,9 +6,9 @@
     try      in a copy of the tree, which is thrown away: the tests that execute the statement, quick ones first, up
              to a limit of seconds. A test that fails is run again without the change: if it fails, too, it says nothing
 
-Of the changes each one is seen by a test, or not seen by the tests that execute it, or no test executes it in its own
-process: what only a program that a test starts executes counts as not executed. A change may leave everything that is
-promised as it is: that is for a reader to judge. What is written to a program's own log is left out.
+Of the changes each one is seen by a test, or not seen by the tests that execute it, or no test executes it. Programs
+that a test starts count as the test's own, but those that it kills (children/sitecustomize.py). A change may leave
+everything that is promised as it is: that is for a reader to judge. What is written to a program's own log is left out.
 """
 
 import ast
@@ -29,6 +29,8 @@ from typing import NamedTuple
 
 import click
 
+from tests.house.children.sitecustomize import NOW, SETTINGS, TREE_OF
+
 ROOT = Path(__file__).parents[2]
 TREE = ("benchmarks", "docs", "examples", "filtering", "partitioner", "pushrep", "spark_jobs", "tests")
 PACKAGES = ("filtering", "partitioner", "pushrep")
@@ -36,6 +38,7 @@ QUICK = "not spark and not java and not slow"
 TEST_TIMEOUT_S = 60
 """A change that waits for ever is seen."""
 _REPORT = "PUSHREP_MUTANTS_REPORT"
+_CHILDREN = "tests/house/children"
 
 SWAPS: dict[type[ast.AST], str] = {
     ast.Lt: "<=",
@@ -254,7 +257,9 @@ class Map:
             "600",
         ]
         options += ["-n", str(workers)] if workers else []
-        report = run_tests(self.root, missing, options, making / "report.json", limit_s=None)
+        places = os.pathsep.join(map(str, (self.root / _CHILDREN, self.root)))
+        programs = {"PYTHONPATH": places, TREE_OF: str(self.root), SETTINGS: str(settings)}
+        report = run_tests(self.root, missing, options, making / "report.json", limit_s=None, **programs)
         (making / "files.json").write_text(json.dumps({file: hashes[file] for file in missing}))
         (making / "durations.json").write_text(json.dumps(report.durations))
         making.rename(run)
@@ -314,12 +319,15 @@ class Report(NamedTuple):
     output: str
 
 
-def run_tests(root: Path, tests: Iterable[str], options: Iterable[str], where: Path, limit_s: float | None) -> Report:
-    """Run pytest on these; after `limit_s` it is interrupted."""
+def run_tests(
+    root: Path, tests: Iterable[str], options: Iterable[str], where: Path, limit_s: float | None, **more: str
+) -> Report:
+    """Run pytest on these; after `limit_s` it is interrupted. more: of its environment."""
     listed = where.with_suffix(".tests")
     listed.write_text("\n".join(tests), encoding="utf-8")
     where.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", _REPORT: str(where)}
+    environment |= more
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", _PLUGIN]
     command += ["--timeout", str(TEST_TIMEOUT_S), *options, f"@{listed}"]
     output, is_late = where.with_suffix(".output"), False
@@ -458,11 +466,24 @@ def files_of_tests(root: Path, paths: Iterable[str]) -> list[str]:
     return [str(file.relative_to(root)) for file in found if file.name.startswith("test_")]
 
 
-# -- as a plugin of the pytest that it runs: durations and failures by the test's id -----------------------------------
+# -- as a plugin of the pytest that it runs: durations and failures by the test's id, and which test runs now ----------
 
 _PLUGIN = "tests.house.mutants"
 _durations: dict[str, float] = defaultdict(float)
 _failed: dict[str, None] = {}
+
+
+def pytest_configure(config) -> None:  # type: ignore[no-untyped-def]
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if SETTINGS in os.environ and runs_tests:
+        now = Path(os.environ[SETTINGS]).with_name(f"now-{os.getpid()}")
+        now.touch()
+        os.environ[NOW] = str(now)
+
+
+def pytest_runtest_logstart(nodeid) -> None:  # type: ignore[no-untyped-def]
+    if NOW in os.environ:
+        Path(os.environ[NOW]).write_text(nodeid, encoding="utf-8")
 
 
 def pytest_runtest_logreport(report) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 import ast
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -74,8 +75,19 @@ def unused():
 
 def half_held(n):
     return n + 1
+
+
+def program(n):
+    return n * 2
+
+
+if __name__ == "__main__":
+    print(program(21))
 """
-TESTS = """from partitioner.rules import fits, half_held
+TESTS = """import subprocess
+import sys
+
+from partitioner.rules import fits, half_held
 
 def test_fits():
     assert fits(1)
@@ -84,6 +96,10 @@ def test_fits():
 
 def test_half():
     half_held(1)
+
+def test_program(tmp_path):
+    command = [sys.executable, "-m", "partitioner.rules"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "42\\n"
 
 def test_broken():
     half_held(2)
@@ -99,7 +115,9 @@ def toy(tmp_path):
     (root / "partitioner" / "rules.py").write_text(RULES)
     (root / "tests" / "house").mkdir(parents=True)
     (root / "tests" / "test_toy.py").write_text(TESTS)
+    house = Path(mutants.__file__).parent
     shutil.copy(mutants.__file__, root / "tests" / "house")
+    shutil.copytree(house / "children", root / "tests" / "house" / "children")
     return root
 
 
@@ -118,14 +136,15 @@ def test_each_change_is_seen_or_not_and_nothing_is_left_behind(toy, tmp_path, ca
     (tmp_path / "copy").mkdir()
     trials = Trials(toy, tmp_path / "copy", limit_s=120)
     changes = {one.was: one for found in statements_of("partitioner/rules.py", rules.read_text()) for one in found}
-    chosen = changes["n < 10"], changes["n + 1"], changes["return 1"]
+    chosen = changes["n < 10"], changes["n + 1"], changes["return 1"], changes["n * 2"]
     tried = [trials.attempt(change, executed.tests_of(change)) for change in chosen]
     assert [(one.outcome, one.by) for one in tried] == [
         (SEEN, "tests/test_toy.py::test_fits"),
         (NOT_SEEN, ""),
         (NOT_EXECUTED, ""),
+        (SEEN, "tests/test_toy.py::test_program"),
     ]
-    assert table(tried).endswith("1 seen, 1 NOT SEEN, 1 no test executes it: 33 % seen")
+    assert table(tried).endswith("2 seen, 1 NOT SEEN, 1 no test executes it: 50 % seen")
     rules.write_text(RULES)
     assert {path: path.read_bytes() for path in toy.rglob("*") if path.is_file() and "pyc" not in path.suffix} == before
     assert (trials.copy / "partitioner" / "rules.py").read_text().endswith(RULES), "for the next change"
