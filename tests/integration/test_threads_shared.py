@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import Counter
 
 import pytest
 
@@ -94,7 +95,8 @@ def test_idle_partitions_take_neither_threads_nor_descriptors(world, torture):
             in_use(outbox)
             found.append((descriptors(), [name for name in own_threads() if "-disk-" not in name]))
     (few, threads_of_few), (many, threads_of_many) = found
-    assert threads_of_many == threads_of_few
+    # No more: with few, a thread that asked for the test before may not have ended yet.
+    assert not Counter(threads_of_many) - Counter(threads_of_few)
     kept = FEW_FILES.open_files_max + 4  # the node goes on with the first outbox: its files, lock and published ends
     assert many <= few + kept, "open_files_max for each directory of logs, and nothing a partition"
 
