@@ -231,13 +231,17 @@ class RelayDatabase:
         columns: list[ColumnElement[Any]] = [rows.c[name] for name in Page._fields[:-1]]
         if bytes_of_one is not None:
             columns[2:5] = [case((size <= bytes_of_one, column)).label(column.name) for column in columns[2:5]]
-        wanted = select(*columns, size).where(self._in_batch(state), rows.c.id > after_id)
+        wanted = select(*columns, size.label("size_bytes")).where(self._in_batch(state), rows.c.id > after_id)
+        wanted = wanted.order_by(rows.c.id).limit(rows_max)
+        # The driver's own rows: SQLAlchemy's would cost as much again.
         with self._at_once.connect() as connection:
-            if not self.is_sqlite:
-                connection.exec_driver_sql(_BY_ID)
-            cursor = connection.execute(wanted.order_by(rows.c.id).limit(rows_max)).cursor
-            # The driver's own rows, by columns: SQLAlchemy's would cost as much again.
-            return Page(*zip(*cursor.fetchall(), strict=True))
+            if self.is_sqlite:
+                return Page(*zip(*connection.execute(wanted).cursor.fetchall(), strict=True))
+            connection.exec_driver_sql(_BY_ID)
+            # A column is an array: the server puts it together, while this process encodes the page before.
+            arrays = connection.execute(select(*(func.array_agg(column) for column in wanted.subquery().c)))
+            found = arrays.cursor.fetchone()
+            return Page() if found[0] is None else Page(*found)
 
     def close_batch(
         self, state: RelayState, ids: tuple[int, int], ends: Mapping[int, int], refused: Mapping[int, str]

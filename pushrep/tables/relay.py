@@ -352,12 +352,8 @@ class TableRelay(FirstErrorRaised):
         A partition gets its next rows once the ones before are there: if an append fails, none behind it is in the log.
         Raises RowRefused, and what an append raises.
         """
-        places: dict[int, list[int]] = {}
-        for at, partition in enumerate(page.partition):
-            places.setdefault(partition, []).append(at)
         chunk_bytes = min(_CHUNK_BYTES, self.outbox.facts.budget.limit // 4)
-        parts = {n: page if len(some) == len(page.id) else page.rows(some) for n, some in places.items()}
-        waiting = {partition: deque(_chunks(part, chunk_bytes)) for partition, part in parts.items()}
+        waiting = {partition: deque(_chunks(part, chunk_bytes)) for partition, part in _by_partition(page).items()}
         while waiting:
             receipts = []
             for partition, chunks in list(waiting.items()):
@@ -491,12 +487,25 @@ def _headers(batch: BatchState, rows: Page) -> list[HeaderColumn] | list[tuple[H
     return [(*headers_of(given), *mine) for given, mine in zip(rows.headers, header_rows(own), strict=True)]
 
 
+def _by_partition(page: Page) -> dict[int, Page]:
+    partitions = set(page.partition)
+    if len(partitions) < 2:  # then no row is looked at
+        return dict.fromkeys(partitions, page)
+    places: dict[int, list[int]] = {}
+    for at, partition in enumerate(page.partition):
+        places.setdefault(partition, []).append(at)
+    return {partition: page.rows(some) for partition, some in places.items()}
+
+
 def _chunks(rows: Page, bytes_max: int) -> Iterator[Page]:
     """Rows of one append: together at most `bytes_max`, or one alone."""
+    if sum(rows.size_bytes) <= bytes_max:
+        yield rows
+        return
     start, size = 0, 0
     for at, row_bytes in enumerate(rows.size_bytes):
         if at > start and size + row_bytes > bytes_max:
             yield rows.rows(range(start, at))
             start, size = at, 0
         size += row_bytes
-    yield rows if start == 0 else rows.rows(range(start, len(rows.id)))
+    yield rows.rows(range(start, len(rows.id)))
