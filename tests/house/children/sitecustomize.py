@@ -5,6 +5,7 @@ What a killed program executed is not noted.
 """
 
 import atexit
+import contextlib
 import os
 from pathlib import Path
 
@@ -22,14 +23,10 @@ def begin():
     """Note lines from here on, under the test of now."""
     while _running:  # inherited by a fork, and the parent's to save
         _running.pop().stop()
-    back = os.getcwd()
-    os.chdir(os.environ[TREE_OF])  # names of files are noted relative to it
-    try:
-        test = Path(os.environ[NOW]).read_text(encoding="utf-8")
+    test = Path(os.environ[NOW]).read_text(encoding="utf-8")
+    with contextlib.chdir(os.environ[TREE_OF]):  # names of files are noted relative to it
         now = coverage.Coverage(config_file=os.environ[SETTINGS], data_suffix=True, context=f"{test}|program")
         now.start()
-    finally:
-        os.chdir(back)
     _running.append(now)
 
 
