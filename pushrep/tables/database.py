@@ -240,7 +240,7 @@ class RelayDatabase:
             connection.exec_driver_sql(_BY_ID)
             # A column is an array: the server puts it together, while this process encodes the page before.
             arrays = connection.execute(select(*(func.array_agg(column) for column in wanted.subquery().c)))
-            found = arrays.cursor.fetchone()
+            found: Any = arrays.cursor.fetchone()
             return Page() if found[0] is None else Page(*found)
 
     def close_batch(
