@@ -33,7 +33,7 @@ import numpy.typing as npt
 from filtering.errors import BadFilterSetting, PairSplit
 from filtering.marks import UNKNOWN, HighwaterMarks, check_window, select_rows
 from filtering.rule import NO_MARK, Numbers, PairGroups, Verdicts, group_pairs, judge_rows, no_bits, row_bytes
-from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
+from filtering.stream_metadata import PARTITION_MAX, Keys, StreamMetadata, parse_keys
 
 _PAIR = struct.Struct(">qi")
 _PAIR_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4")])
@@ -223,7 +223,6 @@ def _view(column: "array[int]") -> Numbers:
 
 _LOG = logging.getLogger(__name__)
 _NAMED_IN_LOG = 10
-_PARTITION_MAX = 2**31 - 1
 
 _PAIR_AND_OFFSET = struct.Struct(">12sq").unpack
 _NO_MARKS = HighwaterMarks()
@@ -492,7 +491,7 @@ def _destination(partition: object) -> int:
         number = operator.index(partition)  # type: ignore[arg-type]
     except TypeError:
         number = -1
-    if isinstance(partition, bool) or not 0 <= number <= _PARTITION_MAX:
+    if isinstance(partition, bool) or not 0 <= number <= PARTITION_MAX:
         raise BadFilterSetting("destination_partition", partition, "None or a partition number from 0 on")
     return number
 
@@ -504,7 +503,7 @@ def _destinations(partitions: Any, count: int) -> int | Numbers:
     column = np.asarray(partitions)
     if column.shape != (count,) or (count and not np.issubdtype(column.dtype, np.integer)):
         raise BadFilterSetting("destination_partition", f"{column.dtype} of shape {column.shape}", f"{count} integers")
-    if count and not 0 <= column.min() <= column.max() <= _PARTITION_MAX:
+    if count and not 0 <= column.min() <= column.max() <= PARTITION_MAX:
         raise BadFilterSetting("destination_partition", int(column.min()), "a partition number from 0 on")
     return column.astype(np.int64)
 

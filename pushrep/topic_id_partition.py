@@ -22,6 +22,12 @@ def topic_fault(topic: str) -> str | None:
     return None
 
 
+def check_topic(argument: str, topic: object) -> None:
+    """Raise BadArgument for what can't name a topic of Kafka."""
+    if not isinstance(topic, str) or topic_fault(topic) is not None:
+        raise BadArgument(argument, f"{topic!r} is no topic name: 1 to {TOPIC_CHARACTERS_MAX} of a-z A-Z 0-9 . _ -")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TopicIdPartition:
     """One partition of one topic, Kafka's TopicIdPartition. Raises BadArgument for a name that Kafka would refuse.

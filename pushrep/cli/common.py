@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -105,6 +106,14 @@ def why_missing(what: str, error: ImportError) -> str | None:
     if package not in EXTRA_OF and not isinstance(error, ModuleNotFoundError):
         return None
     return f"{what} needs the Python package {package!r}, which is not installed: {install_command(package)}"
+
+
+def stopped_by_signal() -> threading.Event:
+    """Set by SIGTERM and by Ctrl-C, which from now on do nothing else. Main thread only."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
 from pushrep.kafka import KafkaDestination
+from pushrep.kafka.destination import destination_of
 from pushrep.log import LogConfig
 from pushrep.log.directory_files import is_named, log_at, readable_logs, shown_name
 from pushrep.log.inspection import is_log, logs_at
@@ -200,6 +201,13 @@ def health_of(listen: str | None, tls: MutualTls | None) -> HealthSettings | Non
     """The settings of `--health`, with the files of `tls`. Raises BadArgument."""
     cert, key, ca = (None, None, None) if tls is None else map(str, tls.files)
     return None if listen is None else HealthSettings(listen=listen, cert=cert, key=key, ca=ca)
+
+
+def kafka_of(servers: str | None, config: Path | None, on_refused: str = "stop") -> KafkaDestination | None:
+    """The destination of `--bootstrap-servers` and `--config`; None without them. Raises UsageError, BadArgument."""
+    if config is not None and servers is None:
+        raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
+    return None if servers is None else destination_of(servers, None, config, on_refused)
 
 
 def pem_files(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:

@@ -13,7 +13,6 @@ COMMAND ends by itself ─▶ this process ends with the same exit code
 
 import logging
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -28,13 +27,14 @@ import click
 
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.append import numbered_lines
-from pushrep.cli.common import log_at_least, parse_duration_s, show_json
+from pushrep.cli.common import log_at_least, parse_duration_s, show_json, stopped_by_signal
 from pushrep.cli.options import (
     client_properties_option,
     copy_check_option,
     health_of,
     health_option,
     is_offset,
+    kafka_of,
     log_options,
     on_refused_option,
     time_ms_of,
@@ -142,17 +142,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     leader epoch. A line that COMMAND printed, and got no answer for before it was ended, may be in the outbox. When
     COMMAND prints a line that the outbox holds already, it is not appended again, and OFFSET is -1.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if config is not None and bootstrap_servers is None:
-        raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
-    kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config, on_refused)
+    kafka = kafka_of(bootstrap_servers, config, on_refused)
     settings = OutboxConfig(
         takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms, log_config=log_config,
         push=PushSettings(tls=tls),
     )  # fmt: skip
     log_at_least(logging.INFO)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     lost = threading.Event()
 
     def on_state(state: StandbyState, _why: str) -> None:  # stand_by logs the reason

@@ -5,13 +5,13 @@
 
 import logging
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from pushrep.cli.common import stopped_by_signal
 from pushrep.cli.options import ADDRESS, PEM, copy_check_option, node_log_options, pem_files, replay_options
 from pushrep.cli.replica_members import replica
 from pushrep.errors import BadArgument
@@ -147,9 +147,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
         )
     except BadArgument as error:
         raise click.UsageError(str(error)) from error
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     with ReplicaNode(directory, settings) as node, HandoverSocket(node), health_of(node, metrics, files) as shown:
         if files is not None or allow_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: node.reloading.soon())

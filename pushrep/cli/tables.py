@@ -6,17 +6,14 @@ retry     parked rows wait again, as new rows       drop      they are deleted
 """
 
 import logging
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pushrep.cli.common import log_at_least, show_json
-from pushrep.cli.options import client_properties_option, health_of, health_option, tls_options
+from pushrep.cli.common import log_at_least, show_json, stopped_by_signal
+from pushrep.cli.options import client_properties_option, health_of, health_option, kafka_of, tls_options
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.kafka.destination import destination_of
 from pushrep.outbox import Outbox, OutboxConfig, read_identity
 from pushrep.outbox.identity import identity_in
 from pushrep.replicate.certificates import MutualTls
@@ -89,9 +86,7 @@ def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
     goes on. While the database or the outbox's disk is away, it tries again. It stops, with exit code 1, for a row that
     the outbox refuses (see --on-refused), and when the database or the outbox was restored: pushrep tables adopt --help
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    if config is not None and bootstrap_servers is None:
-        raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
-    kafka = None if bootstrap_servers is None else destination_of(bootstrap_servers, None, config)
+    kafka = kafka_of(bootstrap_servers, config)
     stored = read_identity(REAL_FILESYSTEM, directory)
     if stored is None and topic is None:
         raise click.UsageError(f"there is no outbox in {directory} yet: give --topic, with --partitions and --producer")
@@ -99,9 +94,7 @@ def relay(  # noqa: PLR0913, PLR0917 - one parameter an option
         topic, partitions, producer = topic or stored.topic, stored.partitions, stored.producer
     replicas = [] if stored is None else [address for _, address in stored.replicas]
     log_at_least(logging.INFO)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     with (
         database_errors(),
         Outbox.open(

@@ -1,12 +1,11 @@
 """`pushrep console`: serves the web pages until Ctrl-C or SIGTERM."""
 
-import signal
-import threading
 from pathlib import Path
 
 import click
 
 from filtering.extras import needed_by
+from pushrep.cli.common import stopped_by_signal
 from pushrep.cli.options import ADDRESS, PEM, tls_options
 from pushrep.cli.startpoint_options import store_or, with_place
 from pushrep.replicate.certificates import MutualTls
@@ -76,9 +75,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
         marks=marks,
         certificate=None if listen_cert is None or listen_key is None else (listen_cert, listen_key),
     )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     watch = PlaceWatch(places or (".",), tls)
     with ConsoleServer(watch, settings) as server:
         say(f"listening on {server.url}")

@@ -155,11 +155,6 @@ def real_log_path(directory: Path | str) -> Path:
     return real
 
 
-def is_topic(topic: str) -> bool:
-    """Whether Kafka would accept this name of a topic."""
-    return topic_fault(topic) is None
-
-
 def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
     """(topic, partition) of every log in a directory of logs, sorted; by their names alone. Raises NotALog.
 
@@ -310,7 +305,7 @@ def decimal(text: str, largest: int) -> int:
 
 def _checkpoint_entry(line: str) -> tuple[str, int]:
     parts = line.split(" ")
-    if len(parts) != 3 or not is_topic(parts[0]):
+    if len(parts) != 3 or topic_fault(parts[0]) is not None:
         raise BadLogFile(f"{line!r} is not: topic partition offset")
     return log_name(parts[0], decimal(parts[1], PARTITION_MAX)), decimal(parts[2], OFFSET_MAX)
 

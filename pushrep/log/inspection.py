@@ -18,8 +18,11 @@ from pathlib import Path
 from pushrep.env import REAL_FILESYSTEM, Filesystem, file_size
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
+    LEADER_EPOCHS_CRC_NAME,
+    LEADER_EPOCHS_NAME,
     LOCK_NAME,
     LOG_SUFFIX,
+    PARTITION_METADATA_NAME,
     SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
     CheckpointFile,
@@ -39,7 +42,7 @@ from pushrep.log.errors import InvalidLogName, NotALog
 from pushrep.log.published import LogOffsets, PublishedState, read_published
 
 _OFFSET_ENTRY_BYTES, _TIME_ENTRY_BYTES = 8, 12
-_OWN_NAMES = frozenset({"leader-epoch-checkpoint", "leader-epoch-checkpoint.crc32c", "partition.metadata"})
+_OWN_NAMES = frozenset({LEADER_EPOCHS_NAME, LEADER_EPOCHS_CRC_NAME, PARTITION_METADATA_NAME})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,7 @@ def is_log(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> bool:
         names = filesystem.list(path)
     except (InvalidLogName, FileNotFoundError, NotADirectoryError):
         return False
-    return "partition.metadata" in names or bool(list_segments(filesystem, path))
+    return PARTITION_METADATA_NAME in names or bool(list_segments(filesystem, path))
 
 
 def checked_log(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:

@@ -27,6 +27,7 @@ from pushrep.outbox.identity import OutboxIdentity, begin_pid_epoch, identity_in
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.relay_note import HOLDER, RelayNotes
 from pushrep.records import Record
+from pushrep.replicate.election_state import PROMISES_NAME
 from pushrep.settings import printable_text, whole_number
 
 
@@ -220,6 +221,11 @@ def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> Iterator
         yield log
 
 
+def holder_name(topic: str) -> str:
+    """What a destination is called in lags, and where it holds a log."""
+    return f"kafka:{topic}"
+
+
 def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:
     """The destination of that topic; None: the only one. Raises BadArgument."""
     if topic is None and len(known) == 1:
@@ -255,7 +261,7 @@ def purge_closed(  # noqa: PLR0913 - what goes, and where it stands
 
     Raises LogLocked, BadArgument for a node's copies, and what opening a log raises.
     """
-    if REAL_FILESYSTEM.exists(directory / "promises.json") and read_identity(REAL_FILESYSTEM, directory) is None:
+    if REAL_FILESYSTEM.exists(directory / PROMISES_NAME) and read_identity(REAL_FILESYSTEM, directory) is None:
         raise BadArgument("directory", f"{directory} is a copy that a node keeps: use pushrep recording purge")
     with held_alone(directory) as held:
         identity, known = read_identity(REAL_FILESYSTEM, held.path), read_progress(REAL_FILESYSTEM, held.path)
@@ -303,6 +309,6 @@ def _purge(
 def _holders(known: Mapping[str, ShippingProgress], notes: RelayNotes, partition: int) -> Mapping[str, NeededFrom]:
     """What each destination that was used once has not acknowledged, and what a table's relay needs."""
     return {HOLDER: partial(notes.needed_from, partition)} | {
-        f"kafka:{topic}": partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)
+        holder_name(topic): partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)
         for topic, progress in known.items()
     }

@@ -53,7 +53,6 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import (
     OUTBOX_FILE_NAME,
     CheckpointFile,
-    is_topic,
     log_name,
     parse_log_name,
     read_checkpoint,
@@ -65,6 +64,7 @@ from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replicate.election_state import PROMISES_NAME, REPLICA_EPOCH_NAME, ElectionState, find_election_state
 from pushrep.settings import checked, printable_text, whole_number
+from pushrep.topic_id_partition import check_topic
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -91,8 +91,7 @@ class OutboxIdentity:
 
     def __post_init__(self) -> None:
         printable_text("producer", self.producer)
-        if not isinstance(self.topic, str) or not is_topic(self.topic):
-            raise BadArgument("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+        check_topic("topic", self.topic)
         whole_number("partitions", self.partitions, 1, PARTITIONS_MAX)
         if self.carrier not in CARRIERS:
             raise BadArgument("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
+from pushrep.records.header import OFFSET_MAX
+
 EPOCH_MAX = 2**31 - 1
-OFFSET_MAX = 2**63 - 1
 UNDEFINED = (-1, -1)
 """Kafka's answer if nothing is known: UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET."""
 

@@ -44,8 +44,6 @@ from pushrep.settings import Between, check
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
-OFFSET_MAX = 2**63 - 2
-
 
 class ReplayRefused(PushrepError):
     """No session was made, or a recording was not extended, truncated, purged or deleted: `code` says why, and nothing

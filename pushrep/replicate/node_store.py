@@ -28,7 +28,7 @@ from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import CorruptFile, PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
-from pushrep.log.directory_files import CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
+from pushrep.log.directory_files import LOCK_NAME, CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
@@ -46,7 +46,6 @@ from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.node")
-_LOCK_NAME = ".lock"
 _PROPOSED_MAX = 1024  # of outboxes that were asked for and have no grant yet
 _STANDBY_MS = 2_000  # it reports several times a second
 _Answer = TypeVar("_Answer")
@@ -534,7 +533,7 @@ class NodeStore:
         with ExitStack() as undone:
             undone.callback(filesystem.hold(data))
             try:
-                undone.callback(filesystem.lock(data / _LOCK_NAME).close)
+                undone.callback(filesystem.lock(data / LOCK_NAME).close)
             except LockHeld as error:
                 raise NodeInUse(data, error.pid) from error
             self.replica_epoch = raise_replica_epoch(data, filesystem, clock)

@@ -30,6 +30,7 @@ from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, write_atomic
 from pushrep.env.checked_json import BadJsonFile, journal_line, read_checked_json, scan_journal, write_checked_json
 from pushrep.errors import CorruptFile
+from pushrep.log.directory_files import LOCK_NAME
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import (
     Checkpoint,
@@ -42,7 +43,7 @@ from pushrep.startpoints.model import (
     to_json,
 )
 
-JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
+JOURNAL_NAME, CUT_NAME = "startpoints.journal", "startpoints.cut"
 FORMAT, VERSION = "pushrep.startpoints", 1
 JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
 _BACKOFF = Backoff(first_s=0.01, longest_s=0.01)  # a transaction is a few syncs long

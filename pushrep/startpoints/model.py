@@ -44,9 +44,9 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.log.directory_files import is_topic, shown_name
+from pushrep.log.directory_files import shown_name
 from pushrep.settings import checked, printable_text, whole_number
-from pushrep.topic_id_partition import PARTITION_MAX
+from pushrep.topic_id_partition import PARTITION_MAX, check_topic
 
 OFFSET_END = 1 << 63
 NAME_CHARACTERS_MAX = 249
@@ -241,8 +241,7 @@ def _check_names(consumer: object, task: object, topic: object, partition: objec
     for argument, name in (("consumer", consumer), ("task", task)):
         if name is not None and printable_text(argument, name, NAME_CHARACTERS_MAX) == "*":
             raise BadArgument(argument, "* is no name")
-    if not isinstance(topic, str) or not is_topic(topic):
-        raise BadArgument("topic", f"{topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+    check_topic("topic", topic)
     if partition is not None:
         whole_number("partition", partition, 0, PARTITION_MAX)
 

@@ -24,7 +24,6 @@ from sqlalchemy.orm import Session, scoped_session
 from filtering import METADATA_HEADER
 from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
-from pushrep.log.directory_files import is_topic
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.identity import PARTITIONS_MAX
 from pushrep.outbox.settings import DEFAULT_CONFIG
@@ -32,6 +31,7 @@ from pushrep.settings import whole_number
 from pushrep.tables.decide import EVENT_ID
 from pushrep.tables.errors import NotInTransaction
 from pushrep.tables.schema import Tables, tables_in
+from pushrep.topic_id_partition import check_topic
 from pushrep.values import NotWarm, Partitioner, Serializer, to_json
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -145,8 +145,7 @@ class TableTopic(Generic[Event]):
         partition: Callable[[Event], int] | None,
         serializer: Serializer,
     ) -> None:
-        if not isinstance(name, str) or not is_topic(name):
-            raise BadArgument("name", f"{name!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+        check_topic("name", name)
         if not isinstance(event_type, type):
             raise BadArgument("event_type", f"give the class of the topic's events, not {event_type!r}")
         for argument, given in (("key", key), ("partition", partition), ("serializer", serializer)):
