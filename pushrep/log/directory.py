@@ -282,13 +282,13 @@ class LogDirectory:
         try:
             self.directory_id, self.copy_verdict = self._find_id()
             self._load()
+            self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
+            self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None, clock)
+            if self._flusher is not None:
+                self._flusher.attach(self)
         except BaseException:
             self._directory_lock.close()
             raise
-        self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
-        self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None, clock)
-        if self._flusher is not None:
-            self._flusher.attach(self)
 
     @classmethod
     def acquire(

@@ -360,7 +360,6 @@ class Recovery:
                 raise CorruptLog(self._directory, (segment_path(Path(), bases[-1]).name,), why)
         recovered = self._carry_out(plan, bases, log_start_offset)
         if plan.opening is Opening.NORMAL and recovered.report.damaged_from is not None:
-            recovered.active.close()
             # The marker is valid, but the scanned batches contradict it: scan the same range again, as the disk holds
             # it.
             plan = replace(plan, opening=Opening.ABNORMAL, reason="it was closed clean, but is damaged")
@@ -611,6 +610,7 @@ class Recovery:
         cut: Cut | None = None,
         damage: Damage | None = None,
     ) -> Recovered:
+        active.close()  # opened again by the first append
         report = RecoveryReport(
             opening=plan.opening,
             reason=plan.reason,

@@ -127,7 +127,7 @@ class Segment:
 
     @classmethod
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
-        """Make an empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
+        """Make an empty segment whose name is on disk. Raises OSError; after any error nothing of it remains."""
         segment = cls(filesystem, directory, base_offset, config)
         segment._begin_headers()
         try:
@@ -139,7 +139,7 @@ class Segment:
                     index.keep(0)
                     index.write()
             filesystem.sync_directory(directory)
-        except OSError:
+        except BaseException:  # Ctrl-C, too
             segment.close()
             if filesystem.exists(segment.path):
                 filesystem.remove(segment.path)

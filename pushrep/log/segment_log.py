@@ -146,20 +146,16 @@ def load_log(context: LogContext, attached: Attached) -> _Loaded:
     view, derived = context.view, attached.derived
     recovered, log_id, kept_epochs = _load(context, attached)
     report = recovered.report
-    try:
-        if attached.lost is not None:
-            attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
-        # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
-        is_unlisted = attached.has_replicas and kept_epochs is None and report.log_end_offset == 0
-        found = _RecoveredLog(recovered)
-        reader = BatchReader(context.filesystem, view.path, found)
-        epochs = _settle_epochs(context, recovered, reader, kept_epochs, is_written=not is_unlisted)
-        if derived:
-            derived.settle(found.bounds(), epochs)
-            derived.dispatch(reader, found.bounds())
-    except BaseException:
-        recovered.active.close()
-        raise
+    if attached.lost is not None:
+        attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
+    # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
+    is_unlisted = attached.has_replicas and kept_epochs is None and report.log_end_offset == 0
+    found = _RecoveredLog(recovered)
+    reader = BatchReader(context.filesystem, view.path, found)
+    epochs = _settle_epochs(context, recovered, reader, kept_epochs, is_written=not is_unlisted)
+    if derived:
+        derived.settle(found.bounds(), epochs)
+        derived.dispatch(reader, found.bounds())
     watermark = None
     if attached.has_replicas:
         watermark = min(max(view.known_watermark, report.log_start_offset), report.log_end_offset)

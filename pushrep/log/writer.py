@@ -161,7 +161,6 @@ class LogWriter:
         self._unflushed_bytes = 0
         self._has_leftover = self._has_new_names = False  # of a refused append; in the directory, too
         self._changed = active.size_bytes == 0  # else the files have their final form
-        active.close()  # opened again by the first append
         if recovered.has_news:
             self._flush_scheduler.schedule()  # write the new recovery point soon
         self._publish(self.flushed_offset)

@@ -34,6 +34,7 @@ import mmap
 import os
 import random
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -438,12 +439,15 @@ class SimulatedDisk:
     def lock(self, path: Path) -> File:
         file = self.open(path, create=True)
         assert isinstance(file, _SimulatedFile)
-        if file.inode.locked_by is not None:
-            text = bytes(file.inode.cache).strip()
-            raise LockHeld(path, int(text) if text.isdigit() else None)
-        pid = b"%10d\n" % os.getpid()  # one length: a pid must not change what a seed draws
-        file.write_at(pid, 0)  # over the old one, as the real one does: a full disk can be opened
-        file.truncate(len(pid))
+        with ExitStack() as undone:
+            undone.callback(file.close)
+            if file.inode.locked_by is not None:
+                text = bytes(file.inode.cache).strip()
+                raise LockHeld(path, int(text) if text.isdigit() else None)
+            pid = b"%10d\n" % os.getpid()  # one length: a pid must not change what a seed draws
+            file.write_at(pid, 0)  # over the old one, as the real one does: a full disk can be opened
+            file.truncate(len(pid))
+            undone.pop_all()
         file.inode.locked_by = file
         return file
 

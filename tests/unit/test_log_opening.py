@@ -4,11 +4,13 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
+from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, SegmentLog, directory
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
@@ -16,6 +18,7 @@ from pushrep.log.published import PUBLISHED_NAME, LogOffsets
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
 from tests.programs import PythonProgram
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("closes_its_files")
 
@@ -258,3 +261,70 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class InterruptedDisk(SimulatedDisk):
+    """Ctrl-C comes as the call number `interrupt_at` begins."""
+
+    interrupt_at = calls = 0
+
+    def __init__(self):
+        super().__init__(clock=SimulatedClock())
+        self.files = []
+
+    def _step(self):
+        super()._step()
+        self.calls += 1
+        if self.calls == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def open(self, path, *, create=False, writable=True):
+        self.files.append(super().open(path, create=create, writable=writable))
+        return self.files[-1]
+
+    @property
+    def still_open(self):
+        """Without the file that is mapped, which a real disk closes at once."""
+        return [one.path.name for one in self.files if not one._closed and one.path.name != PUBLISHED_NAME]
+
+
+def open_on(disk):
+    return SegmentLog.open(Path("/data/orders-0"), SMALL, filesystem=disk, clock=disk.clock)
+
+
+def test_ctrl_c_in_a_call_of_the_disk_leaves_no_file_open():
+    """Of a program that goes on: in an opening, in an append that begins a segment, and in an opening that recovers."""
+    for number in count(1):
+        disk, log = InterruptedDisk(), None
+        open_on(disk).close()
+        disk.calls, disk.interrupt_at = 0, number
+        try:
+            log = open_on(disk)
+            log.append([b"x" * 900])
+            log.append([b"y" * 900])
+            disk.crash()
+            disk.files.clear()
+            log = None
+            log = open_on(disk)
+        except KeyboardInterrupt:
+            pass
+        is_over, disk.interrupt_at = disk.calls < number, 0
+        if log is not None:
+            with suppress(LogPoisoned):  # the append could not be taken back
+                log.close()
+        assert disk.still_open == [], f"Ctrl-C in call {number}"
+        open_on(disk).close()
+        if is_over:
+            break
+    assert number > 100, "the calls were interrupted"
+
+
+def test_ctrl_c_behind_the_lock_frees_it(tmp_path, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(directory, "process_scrubber", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        SegmentLog.open(tmp_path / "orders-0")
+    monkeypatch.undo()
+    SegmentLog.open(tmp_path / "orders-0").close()
