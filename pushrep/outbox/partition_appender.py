@@ -127,7 +127,9 @@ class PartitionAppender:
         self._first_failed: PendingBatch | None = None
         self._stopped: BaseException | None = None  # by this failure
         self._reopenings = self._reopen_ms = 0
-        self._maybe_lost: tuple[int, int] | None = None  # offsets that were acknowledged before they were on disk
+        # Offsets that were acknowledged before they were on disk: lost by failures, and perhaps lost by the last one.
+        self._lost: list[tuple[int, int]] = []
+        self._maybe_lost: list[tuple[int, int]] = []
         self._flusher = process_flusher()
         log.when_stopped(self._on_stopped)
         self._refuse_if_damaged()
@@ -347,7 +349,7 @@ class PartitionAppender:
         self._stopped, self._reopenings = failure, 0
         self._note(failure)
         if self._settings.durability is Durability.BUFFERED:
-            self._maybe_lost = self.log.flushed_offset, self._next_offset
+            self._maybe_lost = [(self.log.flushed_offset, self._next_offset)]
         self._flusher.attach(self)
         self._reopen_later()
 
@@ -402,7 +404,8 @@ class PartitionAppender:
             self.opened_ms = self._shared.clock.wall_ms()
             self.positions = self._store.highest
             if self._settings.durability is Durability.BUFFERED:
-                self._maybe_lost = (end, before) if end < before else None
+                self._lost += [(end, before)] if end < before else []
+                self._maybe_lost = []
             self._refuse_if_damaged()
             self._stopped = self.log.stopped_by
             self.stopped = None if self._stopped is None else self.stopped
@@ -413,9 +416,10 @@ class PartitionAppender:
     def raise_lost(self) -> None:
         """Raise `DeliveryFailed`, once, for records that were acknowledged as BUFFERED and that a failed sync lost."""
         with self.lock:
-            lost, self._maybe_lost = self._maybe_lost, None
-        if lost is not None and lost[0] < lost[1]:
-            reason = f"offsets {lost[0]} to {lost[1] - 1} were acknowledged as BUFFERED, and a sync failed"
+            lost = [f"{start} to {end - 1}" for start, end in (*self._lost, *self._maybe_lost) if start < end]
+            self._lost, self._maybe_lost = [], []
+        if lost:
+            reason = f"offsets {', '.join(lost)} were acknowledged as BUFFERED, and a sync failed"
             may_be = self._stopped is not None
             raise DeliveryFailed(topic=self.topic, partition=self.partition, may_be_delivered=may_be, reason=reason)
 

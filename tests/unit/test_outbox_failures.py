@@ -288,6 +288,30 @@ def test_buffered_records_that_a_failed_sync_lost_are_told():
     outbox.close()
 
 
+@pytest.mark.parametrize("loses_again", [True, False])
+def test_a_second_failure_hides_no_buffered_records_that_the_first_one_lost(loses_again):
+    disk = SimulatedDisk()
+    outbox = open_outbox(SIMULATED, disk, durability=Durability.BUFFERED)
+    assert [outbox.append(0, b"only in memory").result(60) for _ in range(3)] == [0, 1, 2]
+    disk.fail_sync()
+    with pytest.raises(LogPoisoned):
+        outbox.log(0).flush()
+    until(lambda: taken(outbox, b"after") == 0, "its log is opened again by itself")
+    if loses_again:
+        disk.fail_sync()
+        with pytest.raises(LogPoisoned):
+            outbox.log(0).flush()
+    else:
+        outbox.log(0).flush()
+        disk.read_only = True
+        with pytest.raises(DeliveryFailed, match="Read-only"):
+            outbox.append(0, b"refused").result(60)
+        disk.read_only = False
+    until(lambda: taken(outbox, b"again") is not None, "its log is opened again by itself")
+    with pytest.raises(DeliveryFailed, match="offsets 0 to 2, 0 to 0 were" if loses_again else "offsets 0 to 2 were"):
+        outbox.close()
+
+
 def test_a_close_tells_of_buffered_records_that_may_be_lost(tmp_path):
     disk = LosingDisk()
     outbox = open_outbox(tmp_path, disk, durability=Durability.BUFFERED)
@@ -298,6 +322,18 @@ def test_a_close_tells_of_buffered_records_that_may_be_lost(tmp_path):
     with pytest.raises(DeliveryFailed, match="offsets 0 to 2 were acknowledged as BUFFERED") as lost:
         outbox.close()
     assert lost.value.may_be_delivered
+
+
+def test_a_close_whose_own_sync_fails_tells_so(tmp_path):
+    disk = LosingDisk()
+    outbox = open_outbox(tmp_path, disk, durability=Durability.BUFFERED)
+    assert outbox.append(0, b"only in memory").result(60) == 0
+    disk.fails = True
+    with pytest.raises(LogPoisoned, match="Input/output error"):
+        outbox.close()
+    disk.fails = False
+    with open_outbox(tmp_path, disk) as outbox:
+        assert outbox.log(0).recovery.opening.value == "abnormal"
 
 
 def test_what_a_failed_sync_did_not_lose_is_found(tmp_path):
