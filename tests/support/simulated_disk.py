@@ -197,6 +197,7 @@ class SimulatedDisk:
         self._random = random.Random(seed)
         self._directories: dict[str, DirectoryEntries] = {"/": DirectoryEntries()}  # by text: a Path takes long to hash
         self.power_at: int | None = None
+        self.interrupt_at: int | None = None
         """The step at which the power goes; None: it stays. See `power_after`."""
         self.is_off = False
         """Every call raises PowerLost: set when the power goes, or by a test for what runs on in an ended process."""
@@ -212,6 +213,10 @@ class SimulatedDisk:
     def power_after(self, steps: int) -> None:
         """Let the power go at the `steps`-th call from now; a write or sync that it hits may be done in part."""
         self.power_at = self.steps + steps
+
+    def interrupt_after(self, steps: int) -> None:
+        """Ctrl-C comes as the `steps`-th call from now begins."""
+        self.interrupt_at = self.steps + steps
 
     def lose_power(self) -> None:
         """Power off and on: what was not synced survives in part, by the seed; open files and mappings are dead."""
@@ -507,6 +512,8 @@ class SimulatedDisk:
         if self.is_off:
             raise PowerLost
         self.steps += 1
+        if self.steps == self.interrupt_at:
+            raise KeyboardInterrupt
         if self.power_at is not None and self.steps >= self.power_at:
             self.is_off = True
             raise PowerLost
