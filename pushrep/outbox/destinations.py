@@ -221,11 +221,6 @@ def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> Iterator
         yield log
 
 
-def holder_name(topic: str) -> str:
-    """What a destination is called in lags, and where it holds a log."""
-    return f"kafka:{topic}"
-
-
 def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:
     """The destination of that topic; None: the only one. Raises BadArgument."""
     if topic is None and len(known) == 1:
@@ -309,6 +304,6 @@ def _purge(
 def _holders(known: Mapping[str, ShippingProgress], notes: RelayNotes, partition: int) -> Mapping[str, NeededFrom]:
     """What each destination that was used once has not acknowledged, and what a table's relay needs."""
     return {HOLDER: partial(notes.needed_from, partition)} | {
-        holder_name(topic): partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)
+        f"kafka:{topic}": partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)
         for topic, progress in known.items()
     }

@@ -25,7 +25,7 @@ from pushrep.kafka.parking import ParkingLog
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.outbox.destinations import SkippedRecords, destination_of, holder_name
+from pushrep.outbox.destinations import SkippedRecords, destination_of
 from pushrep.outbox.identity import LATER_EPOCHS, OutboxIdentity
 from pushrep.outbox.settings import OnDiverged, OutboxSettings
 from pushrep.records import Record
@@ -190,6 +190,11 @@ class Shipping:
             for log in self._logs:
                 log.drop_holder(holder_name(name))
         return True
+
+
+def holder_name(topic: str) -> str:
+    """What a destination is called in lags, and where it holds a log."""
+    return f"kafka:{topic}"
 
 
 def open_shipping(  # noqa: PLR0913, PLR0917 - what is shipped, and for whom

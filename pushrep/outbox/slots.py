@@ -24,7 +24,7 @@ from pushrep.log import LogLocked
 from pushrep.log.directory_files import is_slot, slot_directories
 from pushrep.log.inspection import lock_holder
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
-from pushrep.outbox.destinations import holder_name
+from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import Facts, closed_status
 
 _LOG = logging.getLogger("pushrep.outbox")

@@ -31,13 +31,13 @@ from pushrep.log.scrub import ScrubStatus
 from pushrep.log.segment_log import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
-from pushrep.outbox.destinations import holder_name, parked_records
+from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.kept_settings import KeptSettings, read_kept
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
 from pushrep.outbox.relay_note import RelayNotes
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.shipping import Shipping
+from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.replicate.election_state import find_election_state
 from pushrep.status import Blocks, Histogram, Leads, Problem, Status
 from pushrep.status.value import Sample
