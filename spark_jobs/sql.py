@@ -7,12 +7,12 @@
     <table>         the rows' columns, pushrep_query, pushrep_batch       key (query, batch, topic, partition, offset)
     <table>_marks   seq, query_id, batch_id, marks                        key (query, batch)
 
-Killed anywhere, the table holds just the batches whose marks are there. What an attempt left in staging goes with the
-next batch that is committed.
+After a kill at any moment the table holds exactly the batches whose marks are there. The next batch that is committed
+removes the rows that an attempt left in staging.
 
 A URL is `postgresql://...` (libpq's, so a password may stay in PGPASSWORD or ~/.pgpass of the driver and the workers)
-or `sqlite:<path>`, which only a Spark on this one machine can use. What differs between the two stands in their
-classes; everything else is SQL that both understand.
+or `sqlite:<path>`, which only a Spark on this one machine can use. Each of the two has a class for what
+differs; everything else is SQL that both understand.
 """
 
 import json

@@ -8,9 +8,9 @@ The transactional id, one transaction after another:
                   ▼
                 ASKING ─ this one leads by the newest grant ─▶ INIT without a name
                   └──── another leads, or too few answer, or nobody is to be asked ─▶ TAKEN_OVER
-    If the coordinator answers a named init with another producer id, it forgot ours: the state is ASKING, too. Without
-    members to ask, it goes on under the new id, or is FORGOTTEN if a fence is required. If the epochs of our id were
-    nearly used up, a new id is expected, and nobody is asked. UNFENCED, FORGOTTEN: see FenceState.
+    If the coordinator answers a named init with another producer id, it forgot ours, and the state is ASKING; without
+    members to ask, this one goes on under the new id, or is FORGOTTEN if a fence is required. Where the epochs of our
+    id were nearly used up, a new id is expected, and nobody is asked. UNFENCED, FORGOTTEN: see FenceState.
 
 Each Kafka partition by itself:
 

@@ -207,7 +207,7 @@ class ShippingProgress:
         )
 
     def skipping(self, skips: Iterable[Skip]) -> "ShippingProgress":
-        """With these records given up, too. What is given up already is not listed again."""
+        """With these records given up, too; those that are given up already are not listed twice."""
         known: dict[int, OffsetRanges] = {}
         added = []
         for one in skips:

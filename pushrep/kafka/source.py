@@ -212,8 +212,8 @@ class ShippedPartition:
         return self.skipped.end_of(self.acknowledged)
 
     def skip(self, offsets: OffsetRanges) -> None:
-        """Send these records not, from now on; what is in flight is not taken back. What waits to be matched is matched
-        at once.
+        """From now on leave these records out; those in flight are not taken back. If the partition waits to be
+        matched, that is tried at once.
         """
         self.skipped, self.stopped, self.stopped_until_ms = offsets, None, 0
         self.match_at_ms = None if self.match_at_ms is None else 0

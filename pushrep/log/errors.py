@@ -166,7 +166,7 @@ def append_remedy(cause: OSError) -> str:
 
 class AppendFailed(PushrepError):
     """The system refused the write. Nothing of it remains, and its offsets are free again: mend the cause, then append
-    again. What can't be removed now is removed before the next append.
+    again. Bytes that can't be removed now are removed before the next append.
 
     `errno` is the system's number, for example ENOSPC.
     """

@@ -40,7 +40,7 @@ Removal by time rests, for min(retention_ms, 24 h) of the machine's own time, if
     an opening beyond all records of the log, and    a clock that was wrong when the machine started, or a log that was
     beyond the last look, by more than retention_ms  not open for so long
 
-What is left of it is kept beside what is published. Size, `purge` and a full disk remove nonetheless.
+The rest of that time is kept beside the published state. Size, `purge` and a full disk remove segments nonetheless.
 
 `Leases`: a reader of the past says from which offset on it needs the log, and retention keeps that for it, for a while.
 

@@ -6,8 +6,9 @@
 
 Closing a batch deletes its rows, once all of them are on disk and acknowledged. So behind `ends` there are records of
 the open batch only, and the log is never shorter than `ends`. The outbox's own records are its half of the state: they
-can't be lost, restored or copied without themselves, and a member that takes over has them. What is no record any more,
-or never was one, is known by the note beside them (pushrep/outbox/relay_note.py), which a member may lack.
+can't be lost, restored or copied without themselves, and a member that takes over has them. Rows whose
+records are gone, or that never became any, are known by the note beside them (pushrep/outbox/relay_note.py), which a
+member may lack.
 
     the database's newest closed batch      the outbox                                 verdict
     n                                       records of n + 1, if that is open          goes on behind them

@@ -61,7 +61,7 @@ _LOG = logging.getLogger("pushrep.tables")
 _AGAIN = Backoff(first_s=0.2, longest_s=5.0, least=0.5)
 _ON_REFUSED = ("stop", "park")
 _MAY_PASS = (DeliveryFailed, LogStopped, NotEnoughReplicas, OSError)
-"""What an outbox fails with for a while: its disk, too few replicas. What was appended is looked at again then."""
+"""Errors of an outbox that pass: its disk, too few replicas. The relay then looks which rows were appended."""
 _WAITS = "the outbox has not acknowledged what was appended: pushrep status {}"
 _PAGE_ROWS, _PAGE_BYTES = 8192, 8 << 20
 _RECEIPT_S, _STOPS_S, _LOOK_S = 0.5, 0.5, 0.02
@@ -334,7 +334,7 @@ class TableRelay(FirstErrorRaised):
         return page.rows(left)
 
     def _wait_to_look(self) -> None:
-        """Until a commit wakes it, or it is time to look again. Whoever sets `stop` of `run` wakes nobody."""
+        """Wait until a commit wakes it, or it is time to look again. Setting `stop` of `run` does not wake it."""
         looks_s = time.monotonic() + self._poll_s
         while not self._stop.is_set():
             left_s = looks_s - time.monotonic()

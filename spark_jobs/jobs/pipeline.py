@@ -6,7 +6,8 @@
     with_spark     the rest: checkpoint, columns and table, whose they are, where the source begins; of a job without a
                    table, `progress_with_spark`
 
-Both only read: a refusal leaves nothing behind, and names the option. What changes after them the batch refuses.
+Both only read: a refusal leaves nothing behind, and names the option. Changes behind them are refused by
+the batch.
 
     SIGTERM ─▶ flag ─▶ the batch that runs is finished ─▶ query stopped
 
