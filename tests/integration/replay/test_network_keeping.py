@@ -26,7 +26,7 @@ from pushrep.replay import (
 from pushrep.replicate.election_state import find_election_state
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import offsets, take, until
+from tests.integration.replay.conftest import offsets, open_log, take, until
 
 IN_USE = ErrorCode.RECORDING_IN_USE
 
@@ -59,6 +59,29 @@ def test_extend_a_stopped_log_goes_on_at_its_end_only_with_a_higher_epoch(world,
     stopped.come(node.address)
     stopped.append(b"more")
     assert offsets(take(following, 1)) == [100]
+
+
+def test_extend_goes_on_above_the_newest_grant_too(node, client, leader):
+    """No record of it came here, but others may have some."""
+    leader.say(end_session_reason=0)
+    leader.epoch = 768
+    leader.grant(Member(0, "elsewhere:1"), Member(2, "elsewhere:2"))
+    for epoch in (512, 768):
+        assert refused(client.extend, "orders-0", epoch) is ErrorCode.FENCED_LEADER_EPOCH
+    assert client.extend("orders-0", 1024) == 100
+
+
+def test_truncate_tells_the_sessions_before_it_cuts_and_those_that_began_meanwhile(node, client, stopped):
+    recordings, told = node.replay_server.recordings, []
+    notify = recordings.notify_sessions
+
+    def noted(recording, event):
+        told.append((event.offset, event.leader_epoch, open_log(node, stopped.tp).log_end_offset))
+        return notify(recording, event)
+
+    recordings.notify_sessions = noted
+    assert client.truncate("orders-0", 50) == 49
+    assert told == [(49, 256, 100), (49, 256, 49)], "cut, epoch, and where the log ended then"
 
 
 def test_truncate_stops_replays_above_the_cut_first_and_leaves_those_below(world, node, client, stopped):
