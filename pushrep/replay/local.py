@@ -18,18 +18,19 @@ asks for the next block and waits in its own thread; there one loop takes turns 
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.errors import PushrepError
 from pushrep.log import Lease, LeaseBroken, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_name, parse_shown_name, readable_logs, real_log_path, shown_name
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.published import LogOffsets
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.replay import events as e
-from pushrep.replay.catalogue import read_catalogue
+from pushrep.replay.catalogue import CatalogueEntry, read_catalogue
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import (
     RecordingInfo,
@@ -348,15 +349,13 @@ class LocalReplays:
         known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
         found = []
         for name, partition in readable_logs(self._directory, self._filesystem):
-            source = self._source(shown_name(name, partition)) if topic in {"", name} else None
-            if source is None:
-                continue
             try:
-                tp = TopicIdPartition(source.log_id, name, partition) if source.log_id is not None else None
-                entry = known.get(tp) if tp is not None else None
-                found.append(_info(source, name, partition, None if entry is None else entry.recording_id))
-            finally:
-                source.close()
+                source = self._source(shown_name(name, partition)) if topic in {"", name} else None
+                if source is not None:
+                    with closing(source):
+                        found.append(_info(source, name, partition, known))
+            except PushrepError as error:  # it can't be opened
+                found.append(_invalid(name, partition, str(error)))
         found.sort(key=lambda one: (one.recording_id or 0, one.topic, one.partition))
         return [one for one in found if (one.recording_id or 0) >= from_id][:limit]
 
@@ -373,7 +372,12 @@ class LocalReplays:
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
-        source = self._source(self._name(request.recording))
+        name = self._name(request.recording)
+        try:
+            source = self._source(name)
+        except PushrepError as error:
+            self.sessions.refused[ErrorCode.INVALID_RECORDING] += 1
+            raise ReplayRefused(ErrorCode.INVALID_RECORDING, str(error)) from error
         facts, is_live = (None, True) if source is None else source.live_facts()
         try:
             with self.lock:
@@ -466,11 +470,14 @@ class LocalReplays:
                     self._waiting.discard(session_id)
 
 
-def _info(source: LogSource, topic: str, partition: int, recording_id: int | None) -> RecordingInfo:
+def _info(
+    source: LogSource, topic: str, partition: int, known: Mapping[TopicIdPartition, CatalogueEntry]
+) -> RecordingInfo:
+    entry = None if source.log_id is None else known.get(TopicIdPartition(source.log_id, topic, partition))
     facts, is_live = source.live_facts()
     invalid = source.why_invalid(facts)
     return RecordingInfo(
-        recording_id=recording_id,
+        recording_id=None if entry is None else entry.recording_id,
         topic=topic,
         partition=partition,
         log_id=source.log_id,
@@ -481,4 +488,19 @@ def _info(source: LogSource, topic: str, partition: int, recording_id: int | Non
         state=RecordingState.INVALID if invalid else RecordingState.VALID,
         damaged_from=source.damaged_from(facts),
         invalid=invalid,
+    )
+
+
+def _invalid(topic: str, partition: int, why: str) -> RecordingInfo:
+    return RecordingInfo(
+        recording_id=None,
+        topic=topic,
+        partition=partition,
+        log_id=None,
+        start_offset=0,
+        stable_offset=0,
+        end_offset=0,
+        is_live=False,
+        state=RecordingState.INVALID,
+        invalid=why,
     )

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
-from pushrep.log.directory_files import list_segments, read_leader_epochs
+from pushrep.log.directory_files import list_segments, read_leader_epochs, read_partition_metadata
+from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.inspection import lock_holder
 from pushrep.log.published import LogOffsets
 from pushrep.log.retention import OnLeaseBroken
@@ -84,7 +85,11 @@ class LogSource:
         return None
 
     def why_invalid(self, facts: LogOffsets) -> str:
-        """What the log lacks, so that its first records can't be read; empty if it lacks nothing. Raises OSError."""
+        """Why the log, or its first records, can't be read; empty if they can. Raises OSError."""
+        try:
+            read_partition_metadata(self.path, self.filesystem)
+        except CorruptPartitionMetadata as error:
+            return str(error)
         bases = list_segments(self.filesystem, self.path)
         if facts.start == facts.end or (bases and bases[0] <= facts.start):
             return ""

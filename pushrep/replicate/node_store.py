@@ -14,7 +14,7 @@ follows.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import LOCK_NAME, CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk import disk_threads, release_disk_threads
-from pushrep.log.errors import LogLocked
+from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
 from pushrep.replicate.election_state import (
     NO_MEMBER,
     ElectionState,
@@ -461,12 +461,20 @@ class KeptOutbox:
                 return why
         return ""
 
-    def partitions(self) -> Iterator[TopicIdPartition]:
-        """Every log here, in use or not."""
+    def partitions(self, known: Mapping[tuple[str, int], UUID] | None = None) -> Iterator[TopicIdPartition]:
+        """Every log here, in use or not. known: ids of those whose file of it is damaged; others are left out then.
+
+        Raises CorruptPartitionMetadata without `known`.
+        """
         if not self._store.filesystem.exists(self.directory):
             return
         for topic, partition in list_logs(self.directory, self._store.filesystem):
-            topic_id = read_partition_metadata(self.directory / f"{topic}-{partition}", self._store.filesystem)
+            try:
+                topic_id = read_partition_metadata(self.directory / f"{topic}-{partition}", self._store.filesystem)
+            except CorruptPartitionMetadata:
+                if known is None:
+                    raise
+                topic_id = known.get((topic, partition))
             if topic_id is not None:
                 yield TopicIdPartition(topic_id, topic, partition)
 

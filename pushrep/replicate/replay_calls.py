@@ -185,6 +185,7 @@ class ReplayCalls:
         server = self._server
         try:
             if looked.invalid is not None:
+                server.sessions.refused[looked.invalid.code] += 1
                 raise looked.invalid
             session = server.sessions.start(
                 request,

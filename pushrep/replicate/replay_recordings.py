@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+from uuid import UUID
 
 from pushrep.election.candidate import LEADER_ALIVE_MS
 from pushrep.election.follower import NO_SESSION, ReplicaSession
@@ -116,8 +117,12 @@ class Recordings:
     def reconcile(self) -> None:
         """Give an id to every log here without one. Raises OSError."""
         catalogue = self.catalogue  # first: opening it finishes deletions
+        known: dict[UUID, dict[tuple[str, int], UUID]] = {}
+        for one in catalogue:
+            known.setdefault(one.outbox_id, {})[one.tp.topic, one.tp.partition] = one.tp.topic_id
+        outboxes = [(kept, known.get(kept.outbox_id, {})) for kept in self.store.outboxes()]
         catalogue.reconcile(
-            [FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept in self.store.outboxes() for tp in kept.partitions()],
+            [FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept, ids in outboxes for tp in kept.partitions(ids)],
             self.store.clock.wall_ms(),
         )
 
@@ -330,12 +335,15 @@ class Recordings:
         if state is not wire.RecordingState.DELETED:
             recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
             replica = recording.kept.open_replica(entry.tp)
-            with closing(NodeSource(recording, self, replica.log if replica is not None else None)) as source:
-                facts, is_live = source.live_facts()
-                damaged_from = source.damaged_from(facts)
-                invalid = "" if replica is not None else self._why_invalid(recording, source, facts)
+            try:
+                with closing(NodeSource(recording, self, replica.log if replica is not None else None)) as source:
+                    facts, is_live = source.live_facts()
+                    damaged_from = source.damaged_from(facts)
+                    invalid = "" if replica is not None else self._why_invalid(recording, source, facts)
+                start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if is_live else facts.end
+            except PushrepError as error:
+                invalid = str(error)
             state = wire.RecordingState.INVALID if invalid else state
-            start, tip, stop = facts.start, max(facts.start, facts.stable), -1 if is_live else facts.end
         return wire.Recording(
             recording_id=entry.recording_id,
             outbox_id=entry.outbox_id,

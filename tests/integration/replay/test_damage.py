@@ -3,12 +3,13 @@
 import shutil
 import struct
 from contextlib import ExitStack
+from uuid import uuid4
 
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, LogConfig, SegmentLog
-from pushrep.log.directory_files import list_segments, segment_path
+from pushrep.log.directory_files import PARTITION_METADATA_NAME, list_segments, segment_path
 from pushrep.records import BatchHeader
 from pushrep.replay import (
     FOLLOW,
@@ -21,6 +22,7 @@ from pushrep.replay import (
     ReplayRequest,
 )
 from pushrep.replay.client import compare_copies
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 
 RECORDS, DAMAGED_FROM = 300, 290
@@ -118,6 +120,39 @@ def test_a_comparison_with_a_damaged_copy_fails(tmp_path, client):
     """`pushrep log verify --against`."""
     with ReplayClient(tmp_path / "whole") as whole, pytest.raises(ReplayFailed):
         compare_copies(whole, client, "orders-0")
+
+
+UNOPENED = {
+    "damaged": lambda log: (log / PARTITION_METADATA_NAME).write_text("no id"),
+    "compacted": lambda log: (log.parent / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 5\n"),
+}
+
+
+@pytest.mark.parametrize("why", UNOPENED)
+def test_a_log_that_can_not_be_opened_is_invalid_and_hides_no_other(world, why):
+    """Of a node and of its directory; who asks for it is refused with the reason, and counted."""
+    node = world.node()
+    leader = world.leader(node).fill(100)
+    world.leader(node, TopicIdPartition(uuid4(), "rates", 0), outbox=leader.outbox).fill(10)
+    world.client(node).recordings()
+    log = world.root / "node" / str(leader.outbox) / "orders-0"
+    node.stop()
+    UNOPENED[why](log)
+    node = world.node(port=node.address.port)
+    with ReplayClient(log.parent) as directory:
+        for client in (world.client(node), directory):
+            found = {one.name: one for one in client.recordings()}
+            assert found["orders-0"].state is RecordingState.INVALID
+            assert why in found["orders-0"].invalid
+            assert found["rates-0"].state is RecordingState.VALID
+            assert len(list(client.replay(ReplayRequest("rates-0", length=TO_END)))) == 10
+            if (client, why) == (directory, "damaged"):  # whose records they are is not known, but they are whole
+                assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 100
+                continue
+            with pytest.raises(ReplayRefused, match=why) as told:
+                client.replay(ReplayRequest("orders-0"))
+            assert told.value.code is ErrorCode.INVALID_RECORDING
+    assert node.replay_server.counters().refused == {ErrorCode.INVALID_RECORDING: 1}
 
 
 def test_a_recording_without_its_first_file_is_invalid_and_says_why(world):
