@@ -185,7 +185,6 @@ class Recordings:
                     return False
                 kept.count_no_more(tp)
             self.catalogue.deleted(recording.entry.recording_id)
-            self._extended.discard(recording.entry.recording_id)
             undo.pop_all()
         return True
 
