@@ -87,14 +87,19 @@ client_properties_option = click.option(
 )
 
 
-_ON_REFUSED = settings_of(KafkaDestination)["on_refused"]
-on_refused_option = click.option(
-    "--on-refused",
-    type=click.Choice(_ON_REFUSED.words),
-    default=str(_ON_REFUSED.default),
-    show_default=True,
-    help=f"{_ON_REFUSED.text[:1].upper()}{_ON_REFUSED.text[1:]}",
-)
+def setting_option(made: Callable[..., object], name: str, option: str = "") -> Callable[[_Command], _Command]:
+    """An option with the words or the least number, the default and the text of a setting. option: another name."""
+    one = settings_of(made)[name]
+    return click.option(
+        option or f"--{name.replace('_', '-')}",
+        type=click.Choice(one.words) if one.within is None else click.IntRange(int(one.within.least)),
+        default=one.default,
+        show_default=True,
+        help=one.text[:1].upper() + one.text[1:],
+    )
+
+
+on_refused_option = setting_option(KafkaDestination, "on_refused")
 
 
 def log_config_of(settings: tuple[str, ...], **defaults: object) -> LogConfig:

@@ -37,13 +37,13 @@ from pushrep.cli.options import (
     kafka_of,
     log_options,
     on_refused_option,
+    setting_option,
     time_ms_of,
     tls_options,
 )
 from pushrep.cli.progress import progress
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
-from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import PushrepError
 from pushrep.kafka import KafkaDestination, ShippingTimeout
@@ -98,21 +98,8 @@ def outbox() -> None:
     show_default=True,
     help="The application's name, a part of the PID; fixed at the first start, the same on every member.",
 )
-@click.option(
-    "--takeover-after-ms",
-    type=click.IntRange(2_000),
-    default=TAKEOVER_AFTER_MS,
-    show_default=True,
-    help="Milliseconds without contact to the leader after which a standby tries to take over; the same on every "
-    "member.",
-)
-@click.option(
-    "--takeover-pause-ms",
-    type=click.IntRange(0),
-    default=TAKEOVER_PAUSE_MS,
-    show_default=True,
-    help="Milliseconds after another takeover during which this instance does not take over; the same on every member.",
-)
+@setting_option(OutboxConfig, "takeover_after_ms")
+@setting_option(OutboxConfig, "takeover_pause_ms")
 @click.option(
     "--bootstrap-servers",
     metavar="HOST:PORT,...",

@@ -12,7 +12,15 @@ from pathlib import Path
 import click
 
 from pushrep.cli.common import stopped_by_signal
-from pushrep.cli.options import ADDRESS, PEM, copy_check_option, node_log_options, pem_files, replay_options
+from pushrep.cli.options import (
+    ADDRESS,
+    PEM,
+    copy_check_option,
+    node_log_options,
+    pem_files,
+    replay_options,
+    setting_option,
+)
 from pushrep.cli.replica_members import replica
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
@@ -21,7 +29,6 @@ from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import AUDIT
-from pushrep.replicate.budget import CONNECTIONS_MAX
 from pushrep.replicate.certificates import CertificateFiles
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica_node import ReplicaNode
@@ -78,14 +85,7 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     is_flag=True,
     help="Listen off loopback without TLS: nobody is authenticated, every caller has the identity `anonymous`.",
 )
-@click.option(
-    "--max-connections",
-    type=click.IntRange(1),
-    default=CONNECTIONS_MAX,
-    show_default=True,
-    help="The most connections at once, at most a quarter of `ulimit -n`. Half is for those with a role, of one "
-    "identity a quarter of all; without a role, one is closed for another.",
-)
+@setting_option(NodeSettings, "connections_max", "--max-connections")
 @click.option(
     "--metrics",
     type=ADDRESS,
