@@ -137,14 +137,53 @@ def test_rule_6_one_partition_s_apply_touches_no_other_and_fan_out_merges(store,
     assert store.fan_out("billing", "orders", {"a": [0, 1], "b": [0, 1]}) == {}, "nobody gets a second copy"
 
 
+def test_rule_6_a_fan_out_gives_nothing_to_who_has_met_the_startpoint_itself(store):
+    """A task that applied it, failed it, or committed behind it, and was killed before it was marked as consumed."""
+    store.write("billing", "orders", None, Startpoint.specific(50), "why", author="ann")
+    applied, failed, committed, other = (store.claim("billing", "orders", n, task="a") for n in range(4))
+    store.apply(applied, log_of(100))
+    with pytest.raises(StartpointFailed):
+        store.apply(failed, log_of(10))
+    store.apply(committed, log_of(100))
+    store.commit(committed, 51, sequence=1)
+    assert set(store.fan_out("billing", "orders", {"a": range(4)})) == {("a", other.reader.partition)}
+
+
+USES = {
+    "apply": lambda store, claim: store.apply(claim, log_of(1)),
+    "cancel": lambda store, _: store.cancel(1, "why"),
+    "checkpoint": lambda store, _: store.checkpoint(BILLING),
+    "checkpoints": lambda store, _: store.checkpoints(),
+    "claim": lambda store, _: store.claim("billing", "orders", 0),
+    "commit": lambda store, claim: store.commit(claim, 1),
+    "consume": lambda store, claim: store.consume(claim, 1),
+    "delete": lambda store, _: store.delete("billing", "orders", 0, "why"),
+    "delete_all": lambda store, _: store.delete_all("why"),
+    "event_log": lambda store, _: store.event_log(),
+    "fan_out": lambda store, _: store.fan_out("billing", "orders", {"a": [0]}),
+    "history": lambda store, _: store.history(),
+    "read": lambda store, _: store.read("billing", "orders", 0),
+    "reader_state": lambda store, _: store.reader_state(1, BILLING),
+    "size_bytes": lambda store, _: store.size_bytes(),
+    "start": lambda store, claim: store.start(claim, log_of(1)),
+    "sweep": lambda store, _: store.sweep(),
+    "write": lambda store, _: write(store, Startpoint.latest()),
+    "write_each": lambda store, _: store.write_each("billing", "orders", {0: Startpoint.latest()}, "why"),
+}
+
+
 def test_rule_7_use_after_close_raises_and_closing_again_is_fine(store, claim):
+    assert USES.keys() == {name for name in vars(StartpointStore) if name[0] != "_"} - {"open", "close", "within"}
+    write(store, Startpoint.earliest())
     store.close()
     store.close()
-    for what in (lambda: write(store, Startpoint.latest()), lambda: store.read("billing", "orders", 0), store.history):
-        with pytest.raises(StartpointRefused):
-            what()
-    with pytest.raises(StartpointRefused):
-        store.start(claim, log_of(1))
+    said = {}
+    for name, use in USES.items():
+        try:
+            use(store, claim)
+        except StartpointRefused as refused:
+            said[name] = "is closed" in str(refused)
+    assert said == dict.fromkeys(USES, True)
 
 
 def test_rule_7_writers_at_once_lose_nothing(tmp_path):
@@ -181,3 +220,20 @@ def test_rule_9_reset_marks_is_part_of_the_startpoint(store, claim):
     store.consume(claim, number)
     again = store.start(claim, log_of(100))
     assert (again.origin, again.sequence, again.reset_marks) == (Origin.CHECKPOINT, number, True), "the epoch goes on"
+
+
+def test_rule_8_what_failed_is_not_removed_by_reading_it(store, claim):
+    failed = write(store, Startpoint.specific(50))
+    with pytest.raises(StartpointFailed):
+        store.start(claim, log_of(10))
+    for _ in range(2):
+        found = store.read("billing", "orders", 0, remove=True)
+        assert (found.sequence, found.state) == (failed, State.FAILED), "it stops the start until somebody cancels it"
+
+
+def test_rule_3_what_the_reader_s_own_commit_names_is_not_applied_again(store, claim):
+    """A Kafka group's commit carries it; the store may not know yet."""
+    number = write(store, Startpoint.specific(50))
+    assert store.apply(claim, log_of(100)).offset == 50
+    assert store.apply(claim, log_of(100), committed=number) is None
+    assert store.apply(claim, log_of(100), committed=number - 1).offset == 50

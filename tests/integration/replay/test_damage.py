@@ -1,5 +1,6 @@
 """S3: whoever reads a damaged log gets the error at once when it comes to the damage; every length, every way."""
 
+import os
 import shutil
 import struct
 from contextlib import ExitStack
@@ -153,6 +154,26 @@ def test_a_log_that_can_not_be_opened_is_invalid_and_hides_no_other(world, why):
                 client.replay(ReplayRequest("orders-0"))
             assert told.value.code is ErrorCode.INVALID_RECORDING
     assert node.replay_server.counters().refused == {ErrorCode.INVALID_RECORDING: 1}
+
+
+def test_a_log_whose_opening_failed_is_invalid_until_its_files_are_back(world):
+    node = world.node()
+    leader = world.leader(node).fill(100)
+    world.client(node).recordings()
+    first = segment_path(world.root / "node" / str(leader.outbox) / "orders-0", 0)
+    node.stop()
+    first.rename(world.root / "aside")
+    os.mkfifo(first)
+    client = world.client(world.node(port=node.address.port))
+    with pytest.raises(ReplayRefused, match="a pipe") as told:
+        client.replay(ReplayRequest("orders-0"))
+    assert told.value.code is ErrorCode.INVALID_RECORDING
+    (one,) = client.recordings()
+    assert (one.state, "a pipe" in one.invalid) == (RecordingState.INVALID, True)
+    (world.root / "aside").rename(first)
+    (one,) = client.recordings()
+    assert (one.state, one.invalid) == (RecordingState.VALID, "")
+    assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 100
 
 
 def test_a_recording_without_its_first_file_is_invalid_and_says_why(world):
