@@ -241,8 +241,7 @@ class StartpointStore(ClosedAtExit):
         with self._transaction() as change:
             facts: list[Fact] = []
             for reader in readers:
-                committed = self._checkpoints.load(reader).sequence
-                found = change.event_log.pending(reader, committed)
+                found = change.event_log.pending(reader)
                 if found is None or found.state is not State.PENDING or found.written.target.task is not None:
                     continue
                 sequence = change.next_sequence + len(facts)

@@ -226,9 +226,11 @@ def test_rule_8_what_failed_is_not_removed_by_reading_it(store, claim):
     failed = write(store, Startpoint.specific(50))
     with pytest.raises(StartpointFailed):
         store.start(claim, log_of(10))
+    before = store.history()
     for _ in range(2):
         found = store.read("billing", "orders", 0, remove=True)
         assert (found.sequence, found.state) == (failed, State.FAILED), "it stops the start until somebody cancels it"
+    assert store.history() == before
 
 
 def test_rule_3_what_the_reader_s_own_commit_names_is_not_applied_again(store, claim):
