@@ -243,7 +243,7 @@ def checked_pids(only_pids: Iterable[int] | None) -> frozenset[int] | None:
 
 
 def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    """Raises BadFilterSetting unless the marks outlive the records of a topic. `retention_ms` 0 accepts any `ttl_s`."""
+    """Raises BadFilterSetting unless the marks outlive the records of a topic. `retention_ms` 0: no comparison."""
     if ttl_s is None:
         return
     if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:

@@ -76,7 +76,7 @@ class ReplayFilteredBatches:
     handler's table, and marks are as they were there; without it marks begin empty, and the rows come a second time.
     The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
-    must not be shorter; 0 takes any.
+    must not be shorter; 0: it is not compared.
     Raises BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, FrameUnusable, WrongCarrier,
     PairSplit, CantReplace, CheckpointWentBack, TableWentBack, and FrameChanged if the handler read fewer rows than the
     first pass found, because they are gone.

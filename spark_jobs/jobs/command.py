@@ -82,7 +82,7 @@ _SOURCE = (
     click.option(
         "--retention-ms",
         type=click.IntRange(min=-1),
-        help="With --ttl-s: the topic's retention.ms, which must not be longer; 0 takes any ttl.",
+        help="The topic's retention.ms, which --ttl-s needs and must not be below; 0: it is not compared.",
     ),
 )
 _RUN = (
