@@ -52,8 +52,12 @@ class Scrubbed(Protocol):
         """(base, base of the next one) of every segment but the newest, ascending."""
         ...
 
-    def keep_seal(self, seal: Seal) -> bool:
-        """Write the seal, unless the segment is not sealed any more; whether it was written. Raises OSError."""
+    def cuts(self) -> int:
+        """How often the log was cut."""
+        ...
+
+    def keep_seal(self, seal: Seal, cuts: int) -> bool:
+        """Write the seal, unless the log was cut since `cuts`; whether it was written. Raises OSError."""
         ...
 
 
@@ -268,6 +272,7 @@ class Scrub:
     def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
         headers = HeadersCrc()
         end: ScanEnd | None = None
+        cuts = log.cuts()
         self._replaced.discard((log.path, base))
         what = ScanRange(base_offset=base, end_offset=following, recovery_point=following, epochs=log.leader_epochs)
         with closing(self._filesystem.open(segment_path(log.path, base), writable=False)) as file:
@@ -280,12 +285,13 @@ class Scrub:
                 read = int(step.size_bytes.sum())
                 self._status = replace(self._status, bytes_read=self._status.bytes_read + read)
                 yield read
-        if (base, following) not in log.sealed() or end is None or (log.path, base) in self._replaced:
+        is_same = (base, following) in log.sealed() and cuts == log.cuts() and (log.path, base) not in self._replaced
+        if not is_same or end is None:
             return  # it was cut, removed or repaired meanwhile
         self._status = replace(self._status, segments=self._status.segments + 1)
-        self._judge(log, base, following, end, headers)
+        self._judge(log, base, following, cuts, end, headers)
 
-    def _judge(self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc) -> None:
+    def _judge(self, log: Scrubbed, base: int, following: int, cuts: int, end: ScanEnd, headers: HeadersCrc) -> None:
         if not isinstance(end, CleanEnd) or end.next_offset != following:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
             self._found(log, base, following, end, why)
@@ -295,15 +301,15 @@ class Scrub:
         if log_id is not None:
             found = headers.seal(log_id, log.path, base, end.next_offset, end.position)
             if seal is None:
-                self._keep_seal(log, found)
+                self._keep_seal(log, found, cuts)
             elif (why_not := seal.contradiction(found)) is not None:
                 self._found(log, base, following, CleanEnd(0, base), why_not)
                 return
         self._is_whole(log, base)
 
-    def _keep_seal(self, log: Scrubbed, seal: Seal) -> None:
+    def _keep_seal(self, log: Scrubbed, seal: Seal, cuts: int) -> None:
         with suppress(OSError):  # on a full disk: a later pass makes it
-            if log.keep_seal(seal):
+            if log.keep_seal(seal, cuts):
                 self._status = replace(self._status, seals_made=self._status.seals_made + 1)
                 name = segment_path(Path(), seal.base_offset).name
                 _LOG.info("%s: %s had no seal, its offsets and CRCs hold: it was sealed", log.path, name)

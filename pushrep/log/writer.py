@@ -438,11 +438,12 @@ class LogWriter:
         """The segments of `sealed` above the log start; others may be removed without the lock."""
         return {base: following for base, following in self.sealed() if following > self.log_start_offset}
 
-    def keep_seal(self, seal: Seal) -> bool:
-        """Write a seal that the scrub has made, unless the segment was cut or reopened meanwhile. Raises OSError."""
+    def keep_seal(self, seal: Seal, cuts: int) -> bool:
+        """Write a seal that the scrub has made, unless the log was cut since `cuts`. Raises OSError."""
         context = self._context
         with self._lock:
-            if not self.is_writable or seal.base_offset not in self._kept():
+            is_same = cuts == self.cuts() and self._kept().get(seal.base_offset) == seal.end_offset
+            if not self.is_writable or not is_same:
                 return False
             write_seal(context.filesystem, self.path, seal)
             context.filesystem.sync_directory(self.path)

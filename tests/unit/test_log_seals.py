@@ -20,12 +20,14 @@ from pushrep.log.inspection import leftovers
 from pushrep.log.repair import Repairer
 from pushrep.log.seals import SEAL_BYTES, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
+from pushrep.log.writer import LogWriter
 from pushrep.replay import TO_END, ReplayClient, ReplayFailed, ReplayRefused, ReplayRequest
 from tests.readers.batch_bytes import parse_batches
 
 pytestmark = pytest.mark.usefixtures("closes_its_files")
 
 SMALL = LogConfig(segment_bytes=1024)
+SMALL_UNSCRUBBED = LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)
 
 GOLDEN = bytes.fromhex(
     "707573687365616c00000002aabbccdd"  # magic, version, CRC of the first batch
@@ -247,10 +249,28 @@ def test_a_segment_with_its_seal_from_another_partition_of_the_topic_is_found(tm
         assert log.damaged_from == bases(path)[1]
 
 
+@pytest.mark.parametrize("size", [20, 30], ids=["of the same shape", "of another shape"])
+def test_a_segment_that_was_cut_while_the_scrub_read_it_gets_no_seal_of_what_it_was(tmp_path, monkeypatch, size):
+    """identity O6: the scrub waits for an append, and behind it the segment is another."""
+    path = made(tmp_path / "orders-0")
+    base, keep = bases(path)[1], LogWriter.keep_seal
+    (path / f"{base:020d}.seal").unlink()
+    with SegmentLog.open(path, SMALL_UNSCRUBBED) as log:
+
+        def cut_before(writer, *given):
+            log.truncate_to(base + 10, force=True)
+            fill(log, 100, size)
+            return keep(writer, *given)
+
+        monkeypatch.setattr(LogWriter, "keep_seal", cut_before)
+        assert log.scrub.run_pass().seals_made == 0
+    assert verify_log(path).findings == []
+
+
 def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
     """identity O6: what is written behind the cut is sealed by its own roll, or by the scrub."""
     path = made(tmp_path / "orders-0")
-    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+    with SegmentLog.open(path, SMALL_UNSCRUBBED) as log:
         log.truncate_to(bases(path)[1] + 10, force=True)
         assert seals(path) == bases(path)[:1]
         fill(log, 100)
@@ -278,7 +298,7 @@ def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, mon
 
         monkeypatch.setattr(owner, name, noted)
 
-    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+    with SegmentLog.open(path, SMALL_UNSCRUBBED) as log:
         noting(RealFilesystem, "remove", lambda _self, one: ("remove", one))
         noting(RealFilesystem, "sync_directory", lambda _self, one: ("sync", one))
         noting(RealFile, "truncate", lambda file, _size: ("truncate", file.path))
