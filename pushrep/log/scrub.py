@@ -289,23 +289,27 @@ class Scrub:
         if not is_same or end is None:
             return  # it was cut, removed or repaired meanwhile
         self._status = replace(self._status, segments=self._status.segments + 1)
-        self._judge(log, base, following, cuts, end, headers)
+        if (seal := self._judge(log, base, following, end, headers)) is not None:
+            self._keep_seal(log, seal, cuts)
 
-    def _judge(self, log: Scrubbed, base: int, following: int, cuts: int, end: ScanEnd, headers: HeadersCrc) -> None:
+    def _judge(self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc) -> Seal | None:
+        """Returns the seal that it lacks."""
+        missing = None
         if not isinstance(end, CleanEnd) or end.next_offset != following:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
             self._found(log, base, following, end, why)
-            return
+            return None
         seal = read_seal(self._filesystem, log.path, base)
         log_id = log.log_id or (None if seal is None else seal.log_id)
         if log_id is not None:
             found = headers.seal(log_id, log.path, base, end.next_offset, end.position)
             if seal is None:
-                self._keep_seal(log, found, cuts)
+                missing = found
             elif (why_not := seal.contradiction(found)) is not None:
                 self._found(log, base, following, CleanEnd(0, base), why_not)
-                return
+                return None
         self._is_whole(log, base)
+        return missing
 
     def _keep_seal(self, log: Scrubbed, seal: Seal, cuts: int) -> None:
         with suppress(OSError):  # on a full disk: a later pass makes it
