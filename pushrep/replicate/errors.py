@@ -30,14 +30,6 @@ class NodeInUse(PushrepError):
         self.directory, self.pid = directory, pid
 
 
-class CantListen(PushrepError):
-    """`address` can't be listened on."""
-
-    def __init__(self, address: str, why: str) -> None:
-        super().__init__(f"can't listen on {address}: {why}")
-        self.address, self.why = address, why
-
-
 class Refusal(PushrepError):
     """A node does not carry out a call; `code` is its answer's error code."""
 

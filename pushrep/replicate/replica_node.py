@@ -26,7 +26,6 @@ from pushrep.replay.node_connection import NodeAccess
 from pushrep.replicate.access import Access, Kept, audit
 from pushrep.replicate.certificates import Reloading, mutual_tls
 from pushrep.replicate.copying import RecordingCopies
-from pushrep.replicate.errors import CantListen
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.node_settings import NodeSettings
@@ -52,7 +51,7 @@ _STANDBY_MS = 5_000  # a standby that is silent for so long has ended, or leads
 
 
 class ReplicaNode:
-    """A running node. Raises NodeInUse, CantListen, CorruptFile, OSError; `stop` when done, or use it in `with`."""
+    """A running node. Raises NodeInUse, BadArgument, CorruptFile, OSError; `stop` when done, or use it in `with`."""
 
     def __init__(
         self,
@@ -231,7 +230,7 @@ def _listen(address: Address, network: Network) -> Listener:
     try:
         return network.listen(address)
     except OSError as error:
-        raise CantListen(str(address), error.strerror or str(error)) from error
+        raise BadArgument("address", f"can't listen on {address}: {error.strerror or error}") from error
 
 
 def _leader_of(kept: KeptOutbox, grant: Grant, now_ms: int, owner: str) -> OutboxLeader:

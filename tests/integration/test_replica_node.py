@@ -23,7 +23,7 @@ from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.plan import ReplayRefused, ReplayRequest
 from pushrep.replicate.connecting import ReplicaClient
-from pushrep.replicate.errors import CantListen, NodeInUse
+from pushrep.replicate.errors import NodeInUse
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica_node import ReplicaNode
 from pushrep.replicate.sockets import Address
@@ -514,7 +514,7 @@ def test_two_nodes_never_share_a_directory_or_a_port(start):
     node = start()
     with pytest.raises(NodeInUse):
         start()
-    with pytest.raises(CantListen):
+    with pytest.raises(BadArgument, match="can't listen on"):
         start("other", address=node.address)
 
 
