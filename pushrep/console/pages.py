@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from pushrep.console.watch import STEP_S, Point, Reading
+from pushrep.outbox.status import PAUSE_MS
 from pushrep.status.table import size
 from pushrep.status.text import relayed_text  # noqa: F401 - the pages' templates call it
 
@@ -24,7 +25,6 @@ _RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
 _ABOVE = 1.1  # of the highest value: a constant one does not lie on the chart's border
 _MISSING_S = 3 * STEP_S
-_WAITS_MS = 5_000
 _FILLING_S = 600.0  # the least time over which the growth of a disk's used bytes is measured
 _DAYS_SHOWN = 3650
 _BROKEN = {"appends", "acknowledgements", "shipping"}  # what a problem blocks that is more than a warning
@@ -230,7 +230,7 @@ def is_behind(lag: Mapping[str, Any]) -> bool:
     """Whether a replica left the in-sync set, or has not acknowledged a record for 5 s: a process that is stopped stays
     in sync for a while, though nothing is acknowledged any more.
     """
-    return bool(lag["in_sync"] < lag["partitions"] or lag["age_ms"] >= _WAITS_MS)
+    return bool(lag["in_sync"] < lag["partitions"] or lag["age_ms"] >= PAUSE_MS)
 
 
 def rate_of(past: Sequence[Point]) -> float | None:

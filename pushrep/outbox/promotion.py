@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +67,7 @@ from pushrep.replicate.node_store import LastContact
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
+from pushrep.status.table import time_text
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -566,7 +566,7 @@ def cant_promote(directory: Path, why: str) -> CommandRefused:
 
 
 def _time_shown(wall_ms: int) -> str:
-    return "unknown" if wall_ms == NEVER else datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
+    return "unknown" if wall_ms == NEVER else time_text(wall_ms)
 
 
 def _ends_shown(ends: Iterable[tuple[int, int | str, int]]) -> list[str]:
