@@ -15,7 +15,7 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log import (
     AppendFailed,
     CorruptLog,
@@ -45,6 +45,7 @@ from pushrep.records import (
     encode_batch,
 )
 from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc
+from tests.support.forks import code_in_fork
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, LosingDisk, until
 
@@ -697,6 +698,26 @@ def test_every_use_of_a_closed_log_says_so(tmp_path):
     for use in USES.values():
         with pytest.raises(LogClosed):
             use(log)
+
+
+def test_every_use_in_a_forked_child_says_so(tmp_path):
+    log = SegmentLog.open(tmp_path / "orders-0")
+    log.append(b"x")
+
+    def in_child():
+        signal.alarm(10)  # a use that is carried out may wait for a thread of the parent
+        done = []
+        for name, use in USES.items() | {("close", SegmentLog.close)}:
+            try:
+                use(log)
+            except ForkedProcess:
+                continue
+            done.append(name)
+        assert done == [], "carried out by a child, whose parent writes"
+
+    assert code_in_fork(in_child) == 0
+    assert log.append(b"y").base_offset == 1
+    log.close()
 
 
 def test_what_can_not_be_a_log_is_refused(tmp_path):

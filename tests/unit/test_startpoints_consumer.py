@@ -89,6 +89,21 @@ def test_a_startpoint_moves_a_running_consumer_once(directory, store):
         assert consumer.positions() == {0: RECORDS, 1: RECORDS}
 
 
+def test_a_startpoint_that_is_written_while_partitions_begin_is_met_by_the_next_poll(directory, store, monkeypatch):
+    begun = StartpointStore.start
+
+    def start(opened, claim, *given, **more):
+        found = begun(opened, claim, *given, **more)
+        if claim.reader.partition == 1:
+            monkeypatch.undo()
+            store.write("billing", "orders", 0, Startpoint.specific(42), "written behind its own look")
+        return found
+
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
+        monkeypatch.setattr(StartpointStore, "start", start)
+        assert drain(consumer) == {0: [*range(RECORDS), *range(42, RECORDS)], 1: list(range(RECORDS))}
+
+
 def test_a_startpoint_without_progress_is_not_used_up(directory, store, logs):
     store.write("billing", "orders", 0, Startpoint.latest(), "only what is new")
     with ReplayClient(directory).subscribe("orders", consumer="billing", partitions=[0]) as consumer:
