@@ -174,8 +174,11 @@ def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | Non
     return _CONTROL_TYPES[number], _END_TXN.unpack_from(value)[1]
 
 
-def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd]:
+def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd | BadFile]:
     limit = _published_end(path, base)
+    missing, following = _beside(path, base)  # before it is read: a writer may go on in the next one
+    if missing is not None and window.start < base:
+        yield BadFile(missing)
     with closing(REAL_FILESYSTEM.open(path, writable=False)) as file:
         log = path.resolve().parent
         is_compacted = log.name in compacted_logs(log.parent, REAL_FILESYSTEM)
@@ -187,6 +190,8 @@ def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatc
                 continue
             if not isinstance(step, WholeBatch):
                 yield DumpedEnd(step, max(0, file.size() - step.position))
+                if following not in {None, step.next_offset} and isinstance(step, CleanEnd):
+                    yield BadFile(f"it ends at offset {step.next_offset}, the next file begins at {following}")
                 return
             header = step.batch.header
             if header.base_offset >= window.end:
@@ -195,6 +200,20 @@ def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatc
                 yield DumpedBatch(step.position, step.batch)
             if limit is not None and header.next_offset >= limit:
                 return
+
+
+def _beside(path: Path, base: int) -> tuple[str | None, int | None]:
+    """What is missing before a segment that is the log's first, if that does not begin there; the base offset of the
+    next one.
+    """
+    log = path.resolve().parent
+    if not is_log(log):
+        return None, None
+    bases = list_segments(REAL_FILESYSTEM, log)
+    start, missing = read_state(log).log_start_offset, None
+    if base == bases[0] and start is not None and start < base:
+        missing = f"the log starts at offset {start}, its first file is missing"
+    return missing, min((one for one in bases if one > base), default=None)
 
 
 def _published_end(path: Path, base: int) -> int | None:

@@ -176,6 +176,23 @@ def test_dump_stops_at_damage_with_exit_code_1(run, log):
     assert "baseOffset: 18" in out, "the next segment has a beginning of its own"
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (MIDDLE, "it ends at offset 9, the next file begins at 18"),
+        (f"{0:020d}.log", "the log starts at offset 0, its first file is missing"),
+    ],
+)
+def test_dump_names_a_file_that_is_missing_with_exit_code_1(run, log, name, says):
+    (log / name).unlink()
+    code, out, _ = run("dump", log.parent, log.name)
+    assert (code, out.count(f"isvalid: false reason: {says}")) == (1, 1)
+    code, out, _ = run("dump", log.parent, log.name, "--json")
+    assert (code, [one["reason"] for one in json_lines(out) if not one["isvalid"]]) == (1, [says])
+    code, out, _ = run("dump", log.parent, log.name, "--from", 18)
+    assert (code, says in out) == (0, False), "what is asked for is whole"
+
+
 def test_verify_says_what_is_damaged_and_what_helps(run, log):
     code, out, _ = run("verify", log.parent)
     assert code == 0
