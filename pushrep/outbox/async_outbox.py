@@ -10,6 +10,7 @@ batch.py brings their answers into the loop. Each call that opens, closes or flu
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextvars import copy_context
 from functools import partial, wraps
 from inspect import signature
 from types import TracebackType
@@ -247,8 +248,8 @@ def _resolve(future: "asyncio.Future[None]") -> None:
 
 
 async def _in_thread(call: Callable[[], _Answer]) -> _Answer:
-    """Run `call` in a thread of its own and return its result: a slow disk would use up the loop's few executor
-    threads.
+    """Run `call` in a thread of its own, in the task's context, which has its span, and return its result: a slow disk
+    would use up the loop's few executor threads.
     """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[None] = loop.create_future()
@@ -262,7 +263,7 @@ async def _in_thread(call: Callable[[], _Answer]) -> _Answer:
             failed.append(error)
         call_in_loop(loop, partial(_resolve, answered))
 
-    threading.Thread(target=run, name="pushrep-async", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="pushrep-async", daemon=True).start()
     await answered
     if failed:
         raise failed[0]

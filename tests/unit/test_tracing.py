@@ -1,5 +1,6 @@
 """The context of a span is stored with a record where it is made, and never changed; spans of batches link to it."""
 
+import asyncio
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,10 +11,11 @@ from opentelemetry import trace
 
 from filtering import tracing
 from filtering.extras import MissingExtra
-from pushrep import Durability, Outbox, OutboxConfig
+from pushrep import AsyncOutbox, Durability, Outbox, OutboxConfig
 from pushrep.log import LogConfig
 from pushrep.outbox import RecordRefused
 from pushrep.testing import FakeOutbox
+from pushrep.values import to_json
 from tests.support.spans import Spans, context_carried, ids_of
 
 
@@ -60,6 +62,20 @@ def test_a_record_that_has_a_context_keeps_it(tmp_path, spans):
     context = trace.get_current_span(tracing.context_of(record)).get_span_context()
     assert (context.trace_id, context.span_id) == (int("1" * 32, 16), int("2" * 16, 16))
     assert context.trace_state.to_header() == "a=b"
+
+
+def test_in_an_event_loop_too_the_first_value_of_a_type_carries_the_context(spans):
+    """It is serialized in a thread, which has no span of its own."""
+
+    async def main():
+        async with AsyncOutbox(FakeOutbox(serializer=to_json)) as outbox:
+            with spans.tracer.start_as_current_span("request") as request:
+                for _ in range(2):
+                    await outbox.append(0, {"order": 1})
+            return request.get_span_context(), outbox.outbox.records(0)
+
+    context, found = asyncio.run(main())
+    assert [context_carried(one) for one in found] == [ids_of(context)] * 2, "first in a thread, then in the loop"
 
 
 def test_its_bytes_count(spans):
