@@ -160,9 +160,12 @@ class AsyncOutbox:
 
         It runs in the loop's thread: a few thousand records at a time hold up the other tasks for a millisecond or two.
         """
-        of = self.outbox.values
-        make = partial(of.many, values, keys)
-        values, keys = make() if of.has_seen(values, () if keys is None else keys) else await _in_thread(make)
+        if self._serializes:
+            make = partial(self.outbox.serialized_many, values, keys)
+            # Anything but a list may be read once only.
+            is_seen = isinstance(values, list | tuple) and isinstance(keys, list | tuple | None)
+            is_quick = is_seen and self.outbox.values.has_seen(values, keys or ())
+            values, keys = make() if is_quick else await _in_thread(make)
         return await self._append_in_turn(
             lambda: self.outbox.append_serialized_many(
                 partition,

@@ -128,10 +128,7 @@ class RecordRules:
         """The columns of many records; copied, so the caller may change its lists afterwards, unless they are of a
         HeaderColumn.
         """
-        given: object = values  # a caller may give any type
-        if isinstance(given, bytes | bytearray | str) or not isinstance(given, Iterable):
-            raise RecordRefused("values", f"give a list of values, not one {type(given).__name__}")
-        values = list(values)
+        values = listed("values", values)
         count = len(values)
         if not count:
             raise RecordRefused("values", "is empty; append at least one record")
@@ -263,6 +260,13 @@ class RecordRules:
             f"the record may take {size} bytes, more than the {self._size_max} of batch_bytes_max, segment_bytes "
             "or buffer_bytes: split it, or raise them (log_config, buffer_bytes)",
         )
+
+
+def listed(argument: str, given: object) -> list[Any]:
+    """The values or keys of many records, which a caller may have given as any type."""
+    if isinstance(given, bytes | bytearray | str | Mapping) or not isinstance(given, Iterable):
+        raise RecordRefused(argument, f"give a list of {argument}, not one {type(given).__name__}")
+    return list(given)
 
 
 def _lengths(column: Sequence[bytes | None]) -> list[int]:

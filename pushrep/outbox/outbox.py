@@ -33,7 +33,7 @@ from pushrep.log import Durability, LogClosed, LogLocked, SegmentLog
 from pushrep.log.directory_files import SLOTS_MAX, is_slot, slot_path
 from pushrep.log.disk import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Budget, Receipt
-from pushrep.outbox.columns import Columns, RecordRules
+from pushrep.outbox.columns import Columns, RecordRules, listed
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -469,7 +469,8 @@ class Outbox(FirstErrorRaised):
         serve all. `metadata`: the first record's position, the others taking the offsets after it, or one per record.
         Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
         """
-        values, keys = self.values.many(values, keys)
+        if self.values.serializes:
+            values, keys = self.serialized_many(values, keys)
         return self.append_serialized_many(
             partition, values, keys=keys, headers=headers, timestamps_ms=timestamps_ms, metadata=metadata, block=block
         )
@@ -533,6 +534,16 @@ class Outbox(FirstErrorRaised):
         except (KeyError, TypeError):
             self._no_partition(partition)
         return partial(self._append_record, appender, record, block=block)
+
+    def serialized_many(
+        self, values: Sequence[Any], keys: Sequence[Any] | None
+    ) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """The bytes of many records' values and keys."""
+        try:
+            return self.values.many(listed("values", values), None if keys is None else listed("keys", keys))
+        except PushrepError as error:
+            self.count_refused(error)
+            raise
 
     def append_serialized(
         self,

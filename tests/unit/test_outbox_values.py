@@ -168,6 +168,34 @@ def test_a_serializer_that_gives_no_bytes_is_refused_by_name(tmp_path):
         assert values(outbox) == []
 
 
+@pytest.mark.parametrize("given", [b"abc", "abc", {"id": 1}, 5, None])
+def test_one_value_is_no_list_of_values_though_a_serializer_would_take_its_parts(tmp_path, given):
+    with open_outbox(tmp_path, serializer=to_json, key_serializer=str.encode) as outbox:
+        for argument, append in (
+            ("values", lambda: outbox.append_many(0, given)),
+            ("keys", lambda: outbox.append_many(0, [1, 2, 3], keys=given if given is not None else 5)),
+        ):
+            with pytest.raises(RecordRefused) as refused:
+                append()
+            assert refused.value.argument == argument
+        outbox.flush()
+        assert values(outbox) == []
+        assert outbox.facts.refused == {"RecordRefused": 2}
+
+
+def test_in_an_event_loop_no_value_of_a_generator_is_lost(tmp_path):
+    async def main():
+        async with AsyncOutbox.open(
+            tmp_path, topic="orders", partitions=1, producer="billing", carrier="header",
+            serializer=to_json, key_serializer=str.encode,
+        ) as outbox:  # fmt: skip
+            for _ in range(2):  # the types are new, then known
+                await (await outbox.append_many(0, iter([1, 2]), keys=iter(["a", "b"])))
+            return [(one.key, one.value) for one in outbox.outbox.log(0).records(0)]
+
+    assert asyncio.run(main()) == [(b"a", b"1"), (b"b", b"2")] * 2
+
+
 def test_a_serializers_own_error_reaches_the_caller_and_the_next_record_goes_on(tmp_path):
     with open_outbox(tmp_path, serializer=lambda number: b"%d" % (1 // number), partition_by="key") as outbox:
         with pytest.raises(ZeroDivisionError) as own:
