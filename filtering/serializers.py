@@ -60,9 +60,8 @@ def ask_registry(given: Any, topic: str, field: Literal["key", "value"]) -> None
 
 def _is_of_registry(kind: type) -> bool:
     """Whether it is a class of errors of the registry or of the way to it, not of a value."""
-    return (
-        kind is OSError or kind.__name__ == "SchemaRegistryError" or kind.__module__.startswith(("httpx", "requests"))
-    )
+    ours = {"SchemaRegistryError", "OAuthTokenError"}
+    return kind is OSError or kind.__name__ in ours or kind.__module__.startswith(("httpx", "requests"))
 
 
 class Deserialized(NamedTuple):

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 import pytest
-from confluent_kafka.schema_registry import header_schema_id_serializer
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AsyncAvroSerializer, AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
@@ -22,6 +22,7 @@ from pushrep import AsyncOutbox, KafkaDestination, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.tables import OutboxTable
 from pushrep.values import NotWarm
+from tests.support.kafka_node import free_ports
 
 AVRO = json.dumps({
     "type": "record", "name": "Order",
@@ -135,6 +136,22 @@ def test_a_table_whose_registry_is_away_is_not_warm(no_registry):
         orders.warm()
     with pytest.raises(NotWarm):
         orders.add(None, Order(1, "ann"))
+
+
+def test_a_table_whose_server_of_tokens_is_away_is_not_warm():
+    [port] = free_ports(1)
+    away = f"http://127.0.0.1:{port}"
+    settings = {
+        "url": away, "max.retries": 0, "bearer.auth.credentials.source": "OAUTHBEARER",
+        "bearer.auth.issuer.endpoint.url": away, "bearer.auth.client.id": "shop", "bearer.auth.client.secret": "s",
+        "bearer.auth.scope": "schemas", "bearer.auth.logical.cluster": "lsrc-1", "bearer.auth.identity.pool.id": "pool",
+    }  # fmt: skip
+    with SchemaRegistryClient(settings) as client:
+        orders = OutboxTable(MetaData()).topic("orders", Order, partitions=4, serializer=AvroSerializer(client, AVRO))
+        with pytest.raises(Exception, match="token"):
+            orders.warm()
+        with pytest.raises(NotWarm):
+            orders.add(None, Order(1, "ann"))
 
 
 @pytest.mark.parametrize(
