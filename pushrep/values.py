@@ -50,6 +50,10 @@ def to_json(event: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if (dump := getattr(value, "model_dump", None)) is not None:
+        return dump(mode="json")
+    if (msgspec := sys.modules.get("msgspec")) is not None and isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dt.date | dt.time):
@@ -60,7 +64,7 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no JSON: give the topic a serializer=")
+    raise TypeError(f"{type(value).__name__} has no JSON: give a serializer= that knows it")
 
 
 class NotWarm(PushrepError):
@@ -180,4 +184,4 @@ class RecordValues:
             try:
                 made.warm()
             except Exception as error:  # noqa: BLE001 - a registry's client raises what its transport does
-                _LOG.warning("%s: the schema registry was not reached at open: %s", made.argument, error)
+                _LOG.warning("%s: the schema registry was not reached, or refused, at open: %s", made.argument, error)

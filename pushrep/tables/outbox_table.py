@@ -25,6 +25,7 @@ from filtering import METADATA_HEADER
 from pushrep.env.checked_json import parse_json
 from pushrep.errors import BadArgument
 from pushrep.outbox.columns import RecordRules
+from pushrep.outbox.errors import RecordRefused
 from pushrep.outbox.identity import PARTITIONS_MAX
 from pushrep.outbox.settings import DEFAULT_CONFIG
 from pushrep.settings import whole_number
@@ -149,7 +150,7 @@ class TableTopic(Generic[Event]):
         if not isinstance(event_type, type):
             raise BadArgument("event_type", f"give the class of the topic's events, not {event_type!r}")
         for argument, given in (("key", key), ("partition", partition), ("serializer", serializer)):
-            if given is not None and not callable(given):
+            if not callable(given) and (given is not None or argument == "serializer"):
                 raise BadArgument(argument, f"give a function of an event, not {given!r}")
         whole_number("partitions", partitions, 1, PARTITIONS_MAX)
         self.name, self.partitions, self.outbox = name, partitions, outbox
@@ -246,7 +247,10 @@ class TableTopic(Generic[Event]):
         if not self._serializer.is_warm:
             raise NotWarm(self.name)
         key = None if self._key is None else self._key(event)
-        key = key.encode() if isinstance(key, str) else key
+        if isinstance(key, str):
+            key = key.encode()
+        elif key is not None and not isinstance(key, bytes):
+            raise RecordRefused("key", f"give text, bytes or None, not {type(key).__name__}: key=lambda event: str(...)")
         value, listed = self._serializer(event), tuple(headers)
         checked = self._rules.one(value, key, listed, timestamp_ms, None)
         if own := _OWN_HEADERS.intersection(name for name, _ in listed):

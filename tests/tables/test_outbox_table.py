@@ -190,7 +190,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("argument", "given"),
-        [("partitions", 0), ("key", b"k"), ("serializer", "json"), ("event_type", "OrderPlaced"), ("name", "a/b")],
+        [("partitions", 0), ("key", b"k"), ("serializer", "json"), ("serializer", None), ("event_type", "OrderPlaced"), ("name", "a/b")],
     )
     def test_a_topic_that_can_not_be(self, table, argument, given):
         settings = {"name": "orders", "event_type": OrderPlaced, "partitions": 1} | {argument: given}
@@ -200,6 +200,11 @@ class TestRefusals:
     def test_a_table_name_that_is_none(self, metadata):
         with pytest.raises(BadArgument, match="name"):
             OutboxTable(metadata, 'x"; DROP TABLE orders')
+
+    def test_a_key_that_is_no_text(self, table):
+        topic = table.topic("orders", OrderPlaced, partitions=2, key=lambda one: one.order)
+        with pytest.raises(RecordRefused, match="key: give text, bytes or None, not int"):
+            topic.add(self.session, OrderPlaced(2, "ann"))
 
     def test_a_connection_of_another_database(self, orders):
         with pytest.raises(TypeError, match="psycopg's or sqlite3's"):
@@ -284,6 +289,9 @@ def test_the_default_serializer_takes_what_services_have():
         "at": "2026-01-02T03:04:05Z", "price": "1.10",
     }  # fmt: skip
     assert to_json(Struct(1)) == b'{"order":1}'
+    assert json.loads(to_json([Line("a", Model(at=at, price=decimal.Decimal(1))), Struct(1)])) == [
+        {"sku": "a", "price": {"at": "2026-01-02T03:04:05Z", "price": "1"}}, {"order": 1},
+    ]  # fmt: skip
     assert to_json({"ü": "é"}) == '{"ü":"é"}'.encode()
     assert to_json(b"\xff") == b"\xff"
     with pytest.raises(TypeError, match="serializer="):
