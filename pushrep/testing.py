@@ -62,15 +62,15 @@ class FakeOutbox(Outbox):
         serializer: MakesBytes | None = None,
         key_serializer: MakesBytes | None = None,
         partition_by: PartitionBy = None,
-        health: object = None,  # noqa: ARG002 - nothing is served
+        health: object = None,
         config: OutboxConfig = DEFAULT_CONFIG,
         filesystem: object = None,  # noqa: ARG002 - nothing is stored
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.directory = checked_path("directory", directory)
         self._settings = OutboxSettings(
-            replicas=replicas, acks=acks, durability=durability, serializer=serializer, key_serializer=key_serializer,
-            partition_by=partition_by, config=config,
+            replicas=replicas, kafka=kafka, acks=acks, durability=durability, serializer=serializer,
+            key_serializer=key_serializer, partition_by=partition_by, health=health, config=config,
         )  # fmt: skip
         self._settings.refuse_keys(carrier)
         self.identity = new_identity(
@@ -88,7 +88,8 @@ class FakeOutbox(Outbox):
         self.values.warm()
         self._overhead = self._rules.overhead_bytes  # its partitions have no free bytes: no record is plain
         self._failing = _Failing(self.identity, config)
-        self._parts = [_Partition(self.identity, n, self._budget, self._failing, clock) for n in range(partitions)]
+        logs_in_memory = [_Log(self.directory, topic, n, config.log_config) for n in range(partitions)]
+        self._parts = [_Partition(one, self.identity, self._budget, self._failing, clock) for one in logs_in_memory]
         self._all_appenders = cast("list[PartitionAppender]", self._parts)
         self._appenders = dict(enumerate(self._all_appenders))
         logs = {one.partition: cast("SegmentLog", one.log) for one in self._parts}
@@ -126,13 +127,13 @@ class FakeOutbox(Outbox):
     ) -> Self:
         """As `Outbox.stand_by`: it leads at once."""
         del on_state, cancel
-        return cls(directory, topic, partitions or 4, producer, carrier=carrier or "key", **named)
+        of_keys = named.get("key_serializer") is not None or named.get("partition_by") == "key"
+        word = carrier or ("header" if of_keys else "key")  # whatever `pushrep outbox create` was given
+        return cls(directory, topic, partitions or 4, producer, carrier=word, **named)
 
     def records(self, partition: int) -> list[Record]:
         """What was appended to the partition, as readers of the real log get it; also once it is closed."""
-        if partition not in range(len(self._parts)):
-            self._no_partition(partition)
-        return list(self._parts[partition].log.all)
+        return list(self._part(partition).log.all)
 
     def fail(self, failure: Failure, *, partition: int | None = None, times: int | None = None) -> None:
         """From now on appends raise: "full" BufferFull, "stopped" LogStopped, "not enough replicas" NotEnoughReplicas.
@@ -141,7 +142,14 @@ class FakeOutbox(Outbox):
         """
         if failure not in {"full", "stopped", "not enough replicas"}:
             raise BadArgument("failure", f'{failure!r} is none of "full", "stopped", "not enough replicas"')
+        if partition is not None:
+            self._part(partition)
         self._failing.order(failure, partition, times)
+
+    def _part(self, partition: int) -> "_Partition":
+        if partition not in range(len(self._parts)):
+            self._no_partition(partition)
+        return self._parts[partition]
 
     def recover(self) -> None:
         """End what `fail` ordered."""
@@ -149,8 +157,7 @@ class FakeOutbox(Outbox):
 
     def status(self) -> OutboxStatus:
         """As `Outbox.status`: alone, on no disk."""
-        if isinstance(self._appenders, Refusing):
-            raise LogClosed(self.directory)
+        self._parts[0].log.records(0)  # raises once it is closed
         return super().status()
 
     def lag(self) -> dict[str, Any]:
@@ -172,6 +179,8 @@ class FakeOutbox(Outbox):
     def close(self) -> None:
         """From now on appends raise OutboxClosed; `records` stays."""
         self._appenders = cast("Any", Refusing(lambda: OutboxClosed(self.directory)))
+        for one in self._parts:
+            one.log.is_closed = True
 
 
 class _Failing:
@@ -218,9 +227,9 @@ class _Log:
     scrub = SimpleNamespace(status=ScrubStatus())
     disk = SimpleNamespace(status=lambda _limits: DiskStatus("", 0, 1, DiskLevel.ROOM, 0), syncs=Durations())
 
-    def __init__(self, topic: str, partition: int, config: LogConfig) -> None:
-        self.topic, self.partition, self.path = topic, partition, Path(f"{topic}-{partition}")
-        self.config = config
+    def __init__(self, directory: Path, topic: str, partition: int, config: LogConfig) -> None:
+        self.topic, self.partition, self.path = topic, partition, directory.absolute() / f"{topic}-{partition}"
+        self.config, self.is_closed = config, False
         self.all: list[Record] = []
         self._batches: list[RecordBatch] = []
 
@@ -246,6 +255,8 @@ class _Log:
 
     def _checked(self, offset: int | None, least: int) -> int:
         """Of the end, if none is given."""
+        if self.is_closed:
+            raise LogClosed(self.path)
         if offset is None:
             return len(self.all)
         if not least <= offset <= len(self.all):
@@ -259,14 +270,12 @@ class _Partition:
     free_bytes = 0
     open = None
 
-    def __init__(
-        self, identity: OutboxIdentity, partition: int, budget: Budget, failing: _Failing, clock: Clock
-    ) -> None:
-        self.topic, self.partition, self.name = identity.topic, partition, f"{identity.topic}-{partition}"
+    def __init__(self, log: _Log, identity: OutboxIdentity, budget: Budget, failing: _Failing, clock: Clock) -> None:
+        self.log, self.topic, self.partition, self.name = log, log.topic, log.partition, log.path.name
         self.owner_pid, self.lock, self.counts = os.getpid(), threading.Lock(), AppendCounts()
-        self.log, self.opened_ms = _Log(identity.topic, partition, failing.config.log_config), clock.wall_ms()
+        self.opened_ms = clock.wall_ms()
         self._positions: dict[Pair, int] = {}
-        self._order = SourceOrder(own_pid=identity.pid, partition=partition, partitions=identity.partitions)
+        self._order = SourceOrder(own_pid=identity.pid, partition=log.partition, partitions=identity.partitions)
         self._identity, self._budget, self._failing, self._clock = identity, budget, failing, clock
 
     @property

@@ -151,7 +151,15 @@ def test_source_offsets_rise(kind):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("carrier", "body"), ("config", None), ("acks", "ALL"), ("replicas", ["nowhere"])]
+    ("setting", "value"),
+    [
+        ("carrier", "body"),
+        ("config", None),
+        ("acks", "ALL"),
+        ("replicas", ["nowhere"]),
+        ("kafka", "localhost:9092"),
+        ("health", "127.0.0.1:0"),
+    ],
 )
 def test_wrong_settings_are_refused_by_name(kind, setting, value):
     with pytest.raises(BadArgument) as refusal:
@@ -185,6 +193,9 @@ def test_a_log_is_read_from_any_offset_by_records_and_batches(kind):
             outbox.log(4)
     with pytest.raises(OutboxClosed):
         outbox.log(1)
+    with pytest.raises(LogClosed) as closed:
+        list(log.records(0))
+    assert closed.value.path == outbox.directory.absolute() / "orders-1"
 
 
 def test_the_status_says_what_was_appended_and_that_nothing_is_wrong(kind):
@@ -316,6 +327,8 @@ def test_failures_of_the_fake_are_counted_and_have_a_partition():
                 outbox.append(2, b"v")
         assert outbox.append(2, b"v").result() == 0
         assert outbox.append_many(2, [bytes(1000)] * 1000).result() == 1
+        with pytest.raises(RecordRefused):
+            outbox.fail("full", partition=4)
         with pytest.raises(BadArgument) as refusal:
             outbox.fail("slow")
         assert refusal.value.argument == "failure"
@@ -345,6 +358,7 @@ def test_it_has_the_outbox_s_signatures():
 def test_workers_and_standbys_get_one_alike(tmp_path):
     assert FakeOutbox.open_slot(tmp_path, "orders", 2, "billing", 3).append(1, b"v").result() == 0
     assert FakeOutbox.stand_by(tmp_path, "orders", None, "billing", on_state=print).identity.carrier == "key"
+    assert FakeOutbox.stand_by(tmp_path, "orders", 2, "billing", partition_by="key").append(value=b"v").result() == 0
     assert not list(tmp_path.iterdir())
 
 

@@ -17,8 +17,9 @@ from partitioner import partition_for
 key = StreamMetadata(1, 2, 3).pack()
 seen = ReplayFilter()
 assert seen.admit(key) and not seen.admit(key) and partition_for(6, 4) == 2
+from pushrep import KafkaDestination
 from pushrep.testing import FakeOutbox
-with FakeOutbox() as outbox:
+with FakeOutbox(kafka=KafkaDestination(bootstrap_servers="k:9092")) as outbox:
     assert outbox.append(2, b"v").result() == 0 and outbox.records(2)[0].value == b"v"
 """
     done = run(code)
