@@ -41,19 +41,23 @@ def to_json(event: Any) -> bytes:
     """The event's bytes. Raises TypeError for what has none."""
     if isinstance(event, bytes | bytearray | memoryview):
         return bytes(event)
+    if (encoded := _by_its_library(event)) is not None:
+        return encoded
+    return json.dumps(event, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _by_its_library(event: Any) -> bytes | None:
     if (dump := getattr(event, "model_dump_json", None)) is not None:
         return str(dump()).encode()
     if (msgspec := sys.modules.get("msgspec")) is not None and isinstance(event, msgspec.Struct):
         encoded: bytes = msgspec.json.encode(event)
         return encoded
-    return json.dumps(event, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return None
 
 
 def _plain(value: Any) -> Any:
-    if (dump := getattr(value, "model_dump", None)) is not None:
-        return dump(mode="json")
-    if (msgspec := sys.modules.get("msgspec")) is not None and isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value)
+    if (encoded := _by_its_library(value)) is not None:
+        return json.loads(encoded)
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dt.date | dt.time):

@@ -250,7 +250,9 @@ class TableTopic(Generic[Event]):
         if isinstance(key, str):
             key = key.encode()
         elif key is not None and not isinstance(key, bytes):
-            raise RecordRefused("key", f"give text, bytes or None, not {type(key).__name__}: key=lambda event: str(...)")
+            raise RecordRefused(
+                "key", f"give text, bytes or None, not {type(key).__name__}: key=lambda event: str(...)"
+            )
         value, listed = self._serializer(event), tuple(headers)
         checked = self._rules.one(value, key, listed, timestamp_ms, None)
         if own := _OWN_HEADERS.intersection(name for name, _ in listed):

@@ -190,7 +190,14 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("argument", "given"),
-        [("partitions", 0), ("key", b"k"), ("serializer", "json"), ("serializer", None), ("event_type", "OrderPlaced"), ("name", "a/b")],
+        [
+            ("partitions", 0),
+            ("key", b"k"),
+            ("serializer", "json"),
+            ("serializer", None),
+            ("event_type", "OrderPlaced"),
+            ("name", "a/b"),
+        ],
     )
     def test_a_topic_that_can_not_be(self, table, argument, given):
         settings = {"name": "orders", "event_type": OrderPlaced, "partitions": 1} | {argument: given}
