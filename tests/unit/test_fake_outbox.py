@@ -334,6 +334,20 @@ def test_failures_of_the_fake_are_counted_and_have_a_partition():
         assert refusal.value.argument == "failure"
 
 
+@pytest.mark.parametrize("serializer", [None, to_json])
+def test_a_task_meets_the_failure_at_once_and_as_often_as_ordered(serializer):
+    async def main():
+        async with AsyncOutbox(FakeOutbox(serializer=serializer)) as outbox, asyncio.timeout(30):
+            for append in (lambda: outbox.append(0, b"v"), lambda: outbox.append_many(0, [b"v"])):
+                outbox.outbox.fail("full", times=1)
+                with pytest.raises(BufferFull) as full:
+                    await append()
+                assert full.value.block_ms == outbox.outbox.facts.settings.config.block_ms
+                await append()
+
+    asyncio.run(main())
+
+
 def test_the_fakes_memory_is_no_limit():
     with FakeOutbox(config=OutboxConfig(buffer_bytes=1 << 20, log_config=SMALL)) as outbox:
         for _ in range(20):
