@@ -289,7 +289,9 @@ def _as_bytes(argument: str, value: object) -> bytes | None:
         return value  # the caller has just checked its class
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}")
+    setting = {"v": "serializer", "k": "key_serializer"}.get(argument[0])  # of a header there is none
+    hint = "" if setting is None else f", or open the outbox with {setting}="
+    raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}{hint}")
 
 
 def _timestamp(argument: str, timestamp_ms: object) -> int:

@@ -42,7 +42,7 @@ def _partition_of(order: Order) -> int:
 
 def service(session: Session, client: SchemaRegistryClient) -> int:
     """Rows, outboxes, slots."""
-    avro = AvroSerializer(client, "{}")
+    avro = AvroSerializer(client, "{}")  # pyright: ignore[reportCallIssue]
     orders = OutboxTable(MetaData()).topic(
         "orders", Order, partitions=4, key=lambda order: order.customer, serializer=avro
     )
@@ -63,7 +63,8 @@ def service(session: Session, client: SchemaRegistryClient) -> int:
 
 async def in_a_loop(client: SchemaRegistryClient) -> int:
     """The asynchronous ones."""
-    async with AsyncConsumer("orders", group_id="g", deserializer=AvroDeserializer(client)) as consumer:
+    avro = AvroDeserializer(client)  # pyright: ignore[reportCallIssue]
+    async with AsyncConsumer("orders", group_id="g", deserializer=avro) as consumer:
         order = (await consumer.getone()).value
     async with AsyncOutbox.open("a", "orders", 4, "shop", serializer=to_json) as outbox:
         return await (await outbox.append(0, order))
@@ -71,7 +72,8 @@ async def in_a_loop(client: SchemaRegistryClient) -> int:
 
 def report(client: SchemaRegistryClient) -> list[object]:
     """A reader."""
-    with ReplayFilteredConsumer({"group.id": "g"}, carrier="header", deserializer=AvroDeserializer(client)) as consumer:
+    avro = AvroDeserializer(client)  # pyright: ignore[reportCallIssue]
+    with ReplayFilteredConsumer({"group.id": "g"}, carrier="header", deserializer=avro) as consumer:
         try:
             return [message.value() for message in consumer.consume(5)]
         except NotDeserialized as refused:

@@ -156,8 +156,14 @@ def test_what_is_left_out_is_refused_by_name(tmp_path):
             outbox.append(value=b"x")
         with pytest.raises(RecordRefused, match="value: has to be given"):
             outbox.append(0)
-        with pytest.raises(RecordRefused, match="value: give bytes"):
+        with pytest.raises(
+            RecordRefused, match="value: give bytes or None, not dict, or open the outbox with serializer="
+        ):
             outbox.append(0, {"id": 1})
+        with pytest.raises(RecordRefused, match=r"keys\[0\]: give .*, or open the outbox with key_serializer="):
+            outbox.append_many(0, [b"x"], keys=["k"])
+        with pytest.raises(RecordRefused, match=r"headers: give bytes or None, not str$"):
+            outbox.append(0, b"x", headers=[("trace", "1")])
 
 
 def test_a_serializer_that_gives_no_bytes_is_refused_by_name(tmp_path):
