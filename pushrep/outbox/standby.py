@@ -30,7 +30,7 @@ from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import is_slot, log_name, slot_directories
 from pushrep.log.disk import DiskLevel, disk_level
-from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
+from pushrep.log.errors import AppendFailed, DirectoryIsCopy, LogLocked, LogPoisoned, NoRoomToCut
 from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
 from pushrep.outbox.errors import CommandRefused, OutboxDiffers, StandbyCancelled
@@ -60,9 +60,11 @@ _ROUND_S = (1.0, 2.0)
 it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
 answer, the one with the shorter time gives the directory back to its node, which answers the other within its time."""
 _PASSES = (
-    ReplicationError, NodeUnreachable, CommandRefused, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
+    ReplicationError, NodeUnreachable, CommandRefused, DirectoryIsCopy, LogLocked, LogPoisoned, AppendFailed,
+    NoRoomToCut, OSError,
 )  # fmt: skip
-"""Errors that may pass: members that are away, an election that another won, a directory that is still in use."""
+"""Errors that may pass: members that are away, an election that another won, a directory that is still in use, a disk
+that refuses what this member lacks. While it stands by its node answers the others, of whom one may lead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ the last takeover prevents it.
 """
 
 import errno
+import os
 import json
 import re
 import socket
@@ -235,6 +236,39 @@ def test_a_standby_that_is_behind_fetches_what_others_have_before_it_leads(membe
             assert last.outbox.append(0, b"sixth").result(WAIT_S) == 5
             last.end()
     finally:
+        first.end()
+        if last is not None:
+            last.end()
+
+
+def test_a_standby_whose_disk_refuses_what_it_fetches_stands_by_until_it_has_room(members, monkeypatch):
+    """It raised instead: a service that is started again at once kept its node from answering the others."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, last, write_at = Instance(members.data[0], replica_lag_max_ms=200), None, RealFile.write_at
+    is_full = threading.Event()
+    is_full.set()
+
+    def refused(file, data, position):
+        if is_full.is_set() and members.data[2] in file.path.parents and file.path.suffix == ".log":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        return write_at(file, data, position)
+
+    try:
+        first.wait_until_it_leads()
+        members.nodes[2].stop()
+        assert first.outbox.append(0, b"first").result(WAIT_S) == 0
+        first.outbox.close()
+        monkeypatch.setattr(RealFile, "write_at", refused)
+        settings = NodeSettings(address=members.nodes[2].address, allow=frozenset({"any"}))
+        with ReplicaNode(members.data[2], settings) as node, HandoverSocket(node):
+            last = Instance(members.data[2])
+            last.wait_for("free space on the disk")
+            is_full.clear()
+            last.wait_until_it_leads()
+            assert last.outbox.append(0, b"second").result(WAIT_S) == 1
+            last.end()
+    finally:
+        is_full.clear()
         first.end()
         if last is not None:
             last.end()
