@@ -3,8 +3,8 @@ the last takeover prevents it.
 """
 
 import errno
-import os
 import json
+import os
 import re
 import socket
 import subprocess
