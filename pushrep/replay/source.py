@@ -22,7 +22,7 @@ from pushrep.log.retention import OnLeaseBroken
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
-from pushrep.replay.plan import MAX_TIMESTAMP
+from pushrep.replay.plan import MAX_TIMESTAMP, ReplayRefused
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
@@ -97,10 +97,16 @@ class LogSource:
         return f"{self.path} starts at offset {facts.start}, and of its files {first}: restore the missing ones"
 
     def first_at(self, timestamp_ms: int) -> int | None:
-        """Offset of the first record at or after that time, or of MAX_TIMESTAMP's; None if there is none."""
-        if timestamp_ms == MAX_TIMESTAMP:
-            return self._log.offset_of_largest_timestamp()
-        return self._log.offset_for_timestamp(timestamp_ms)
+        """Offset of the first record at or after that time, or of MAX_TIMESTAMP's; None if there is none. Raises
+        ReplayRefused (CORRUPT_MESSAGE) for damage on the way.
+        """
+        try:
+            if timestamp_ms == MAX_TIMESTAMP:
+                return self._log.offset_of_largest_timestamp()
+            return self._log.offset_for_timestamp(timestamp_ms)
+        except CorruptBatch as error:
+            code, segment = ErrorCode.CORRUPT_MESSAGE, int(error.segment.stem)
+            raise ReplayRefused(code, str(error), segment=segment) from error
 
     def batches(self, start: int, end: int) -> Iterator[RecordBatch]:
         """Every batch that holds an offset in [start, end). Raises as LogReader.batches."""

@@ -172,6 +172,9 @@ class ReplayCalls:
             facts, is_live = source.live_facts()
             position = request.position
             first_at = source.first_at(position.timestamp_ms) if isinstance(position, AtTime) else None
+        except ReplayRefused as refused:
+            source.close()
+            return _Looked(is_allowed=True, invalid=refused)
         except READ_ERRORS as error:
             source.close()
             is_there = source.filesystem.exists(source.path)

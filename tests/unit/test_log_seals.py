@@ -15,10 +15,11 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import BadLogFile, read_partition_metadata
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, BadLogFile, read_partition_metadata
 from pushrep.log.inspection import leftovers
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
-from pushrep.log.seals import SEAL_BYTES, Seal, decode_seal, encode_seal, read_seal
+from pushrep.log.seals import SEAL_BYTES, Seal, decode_seal, encode_seal, read_seal, write_seal
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.log.writer import LogWriter
 from pushrep.replay import TO_END, ReplayClient, ReplayFailed, ReplayRefused, ReplayRequest
@@ -282,12 +283,10 @@ def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
     assert set(seals(path)) <= set(bases(path))
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, monkeypatch, keep):
-    """A kill between the two would leave a seal that the segment contradicts."""
-    path, done = made(tmp_path / "orders-0"), []
-    base = bases(path)[1]
-    seal, segment = path / f"{base:020d}.seal", path / f"{base:020d}.log"
+@pytest.fixture
+def done(monkeypatch) -> list[tuple[str, Path]]:
+    """What is done on the disk, and to which path: remove, sync, truncate."""
+    done: list[tuple[str, Path]] = []
 
     def noting(owner, name, what):
         original = getattr(owner, name)
@@ -298,13 +297,70 @@ def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, mon
 
         monkeypatch.setattr(owner, name, noted)
 
-    with SegmentLog.open(path, SMALL_UNSCRUBBED) as log:
-        noting(RealFilesystem, "remove", lambda _self, one: ("remove", one))
-        noting(RealFilesystem, "sync_directory", lambda _self, one: ("sync", one))
-        noting(RealFile, "truncate", lambda file, _size: ("truncate", file.path))
+    noting(RealFilesystem, "remove", lambda _self, one: ("remove", one))
+    noting(RealFilesystem, "sync_directory", lambda _self, one: ("sync", one))
+    noting(RealFile, "truncate", lambda file, _size: ("truncate", file.path))
+    return done
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, done, keep):
+    """A kill between the two would leave a seal that the segment contradicts."""
+    path = made(tmp_path / "orders-0")
+    base = bases(path)[1]
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+        done.clear()
         log.truncate_to(base + 10, force=True, keep=keep)
-    removed, cut = done.index(("remove", seal)), done.index(("truncate", segment))
+    removed, cut = (
+        done.index(("remove", path / f"{base:020d}.seal")),
+        done.index(("truncate", path / f"{base:020d}.log")),
+    )
     assert ("sync", path) in done[removed:cut]
+
+
+def sealed_newest(path: Path) -> int:
+    """As a roll leaves it that was stopped behind the seal."""
+    newest = bases(path)[-1]
+    seal = read_seal(REAL_FILESYSTEM, path, bases(path)[0])
+    assert seal is not None
+    write_seal(REAL_FILESYSTEM, path, replace(seal, base_offset=newest))
+    return newest
+
+
+def test_o6_a_segment_that_goes_on_has_no_seal(tmp_path):
+    path = made(tmp_path / "orders-0", 110)
+    newest = sealed_newest(path)
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+        fill(log, 100)
+        assert newest in bases(path)[:-1]
+    assert verify_log(path).is_whole, "the seal would be of less than the segment holds"
+
+
+def test_o6_an_opening_removes_the_seal_before_it_cuts_a_torn_tail(tmp_path, done):
+    path = made(tmp_path / "orders-0", 110)
+    newest = sealed_newest(path)
+    for name in (CLEAN_MARKER_NAME, PUBLISHED_NAME):
+        (tmp_path / name).unlink()
+    segment = path / f"{newest:020d}.log"
+    segment.write_bytes(segment.read_bytes() + b"torn")
+    done.clear()
+    with SegmentLog.open(path, SMALL) as log:
+        assert log.recovery.cut is not None
+    removed, cut = done.index(("remove", path / f"{newest:020d}.seal")), done.index(("truncate", segment))
+    assert ("sync", path) in done[removed:cut]
+
+
+def test_o6_a_segment_that_is_written_anew_behind_a_cut_is_compared_anew(tmp_path):
+    path = made(tmp_path / "orders-0", 400)
+    base = bases(path)[1]
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+        assert len(list(log.records(0))) == 400, "each segment was read, and passed"
+        log.truncate_to(base - 10, force=True)
+        fill(log, 400)
+        assert base in seals(path)
+        foreign(path, base, ".log")
+        with pytest.raises(CorruptBatch, match="sealed"):
+            log.read(base, 1)
 
 
 def test_the_scrub_seals_what_has_none(tmp_path):

@@ -281,6 +281,21 @@ def test_damage_is_told_with_its_segment(tmp_path):
         assert replay.position == int(second.stem), "all that came before was given"
 
 
+def test_a_batch_of_an_epoch_that_is_not_the_logs_is_refused_as_the_first_one(tmp_path):
+    """No CRC covers the epoch, and behind a higher one the batches that follow would seem to fall."""
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        fill(log, 70)
+    (segment,) = (tmp_path / "orders-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[-len(data) // 10 + 15] = 1  # of the last of ten batches of one size
+    segment.write_bytes(data)
+    with ReplayClient(tmp_path) as client:
+        refused = refusal(client, position=65)
+        assert refused.code is ErrorCode.CORRUPT_MESSAGE
+        assert "leader epoch 1, the log says 0" in refused.why
+        assert len(list(client.replay(ReplayRequest("orders-0", length=63)))) == 63
+
+
 def test_a_deleted_log_is_told_as_deleted(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log:
         fill(log, 10)

@@ -388,3 +388,21 @@ def test_heartbeats_of_many_sessions_fall_together_and_are_late_by_a_twentieth_a
         assert 0 <= due - begun - SETTINGS.heartbeat_ms < SETTINGS.heartbeat_ms // 20
         dues.add(due)
     assert len(dues) == 1
+
+
+def test_to_end_of_a_log_that_was_cut_ends_there_although_it_has_grown_again():
+    driver = Driver(end=100).started()
+    driver(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.BlockSent())
+    assert only(driver(e.Turn(stable(50))), e.ReadBlock).limit == 50
+    driver(e.BlockRead(()))
+    assert only(driver(e.Turn(stable(200))), e.ReadBlock).limit == 50
+
+
+def test_a_block_that_is_under_way_is_looked_after_when_it_counts_as_stalled():
+    driver = Driver().started()
+    driver(e.Turn(STABLE_100), at=3_000)
+    assert driver.session.next_turn_ms == 13_000, "it is read"
+    driver(e.BlockRead((SPAN,)), at=5_000)
+    assert driver.session.next_turn_ms == 15_000, "it is sent"
+    driver(e.Turn(STABLE_100), at=15_000)
+    assert [end.code for end in driver.ends()] == [ErrorCode.STALLED]

@@ -93,6 +93,13 @@ def test_a_replay_ends_with_the_damage(client, length, position):
     assert (told.value.code, told.value.offset, told.value.segment) == (ErrorCode.CORRUPT_MESSAGE, DAMAGED_FROM, 0)
 
 
+@pytest.mark.parametrize("length", [TO_END, FOLLOW, RECORDS])
+def test_a_time_that_is_looked_for_in_the_damage_is_refused_with_its_place(client, length):
+    with pytest.raises(ReplayRefused, match=f"offset {DAMAGED_FROM}") as told:
+        client.replay(ReplayRequest("orders-0", AtTime(DAMAGED_FROM + 1), length))
+    assert (told.value.code, told.value.segment) == (ErrorCode.CORRUPT_MESSAGE, 0)
+
+
 def test_below_the_damage_nothing_fails(client):
     got = [record.offset for record in client.replay(ReplayRequest("orders-0", 280, 10))]
     assert got == list(range(280, DAMAGED_FROM))
