@@ -237,8 +237,9 @@ class TailBackup:
 def quarantine_tail(
     filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
 ) -> str | TailBackup | None:
-    """Save a bad tail before it is cut: returns the name of its copy, None for no bytes. On a full disk returns its
-    begun move into `.cut`, whatever the suffix: call `finish` after the checkpoints are lowered.
+    """Remove the segment's seal and save a bad tail before it is cut: returns the name of its copy, None for no bytes.
+    On a full disk returns its begun move into `.cut`, whatever the suffix: call `finish` after the checkpoints are
+    lowered.
 
     A move that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
     """

@@ -567,7 +567,6 @@ class Recovery:
         size_bytes += tail_bytes
         if isinstance(tail, TailBackup):
             tail, self._moving = tail.finish(), ()
-        remove_seals(self._filesystem, self._directory, [segment.base_offset])
         segment.file.truncate(torn.position)
         return Cut(
             offset=torn.next_offset,

@@ -1,5 +1,6 @@
 """Seals and the scrub: what a segment was when it was rolled, who removes a seal, and what is found by it."""
 
+import errno
 import shutil
 import struct
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
-from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log import AppendFailed, CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, BadLogFile, read_partition_metadata
 from pushrep.log.inspection import leftovers
 from pushrep.log.published import PUBLISHED_NAME
@@ -285,7 +286,7 @@ def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
 
 @pytest.fixture
 def done(monkeypatch) -> list[tuple[str, Path]]:
-    """What is done on the disk, and to which path: remove, sync, truncate."""
+    """What is done on the disk, and to which path: remove (also by a new name), sync, truncate."""
     done: list[tuple[str, Path]] = []
 
     def noting(owner, name, what):
@@ -298,6 +299,7 @@ def done(monkeypatch) -> list[tuple[str, Path]]:
         monkeypatch.setattr(owner, name, noted)
 
     noting(RealFilesystem, "remove", lambda _self, one: ("remove", one))
+    noting(RealFilesystem, "rename", lambda _self, one, _to: ("remove", one))
     noting(RealFilesystem, "sync_directory", lambda _self, one: ("sync", one))
     noting(RealFile, "truncate", lambda file, _size: ("truncate", file.path))
     return done
@@ -307,7 +309,7 @@ def done(monkeypatch) -> list[tuple[str, Path]]:
 def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, done, keep):
     """A kill between the two would leave a seal that the segment contradicts."""
     path = made(tmp_path / "orders-0")
-    base = bases(path)[1]
+    base, later = bases(path)[1], bases(path)[2]
     with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
         done.clear()
         log.truncate_to(base + 10, force=True, keep=keep)
@@ -316,6 +318,39 @@ def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, don
         done.index(("truncate", path / f"{base:020d}.log")),
     )
     assert ("sync", path) in done[removed:cut]
+    removed, gone = (
+        done.index(("remove", path / f"{later:020d}.seal")),
+        done.index(("remove", path / f"{later:020d}.log")),
+    )
+    assert ("sync", path) in done[removed:gone], "of a segment that goes whole, too"
+
+
+class NoRoom(RealFilesystem):
+    """Makes no new segment while it `is_full`."""
+
+    is_full = False
+
+    def open(self, path, *, create=False, writable=True):
+        if self.is_full and create and path.suffix == ".log":
+            raise OSError(errno.ENOSPC, "no room for a file", str(path))
+        return super().open(path, create=create, writable=writable)
+
+
+def test_o6_a_roll_that_is_undone_takes_the_seal_back(tmp_path):
+    disk = NoRoom()
+    path = tmp_path / "orders-0"
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0), filesystem=disk) as log:
+        fill(log, 10)
+        disk.is_full = True
+        with pytest.raises(AppendFailed, match="no room for a file"):
+            fill(log, 100, size=30)
+        disk.is_full = False
+        sealed = bases(path)[-1]
+        log.append(b"it still has room for this")
+        assert bases(path)[-1] == sealed
+        fill(log, 200)
+    assert len(bases(path)) > 3
+    assert verify_log(path).is_whole, "the seal would be of less than the segment holds"
 
 
 def sealed_newest(path: Path) -> int:
