@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, MetaData, insert, select
@@ -209,6 +209,8 @@ class TableTopic(Generic[Event]):
         timestamp_ms: int | None = None,
     ) -> None:
         """As `add`, for SQLAlchemy's AsyncSession and AsyncConnection, and psycopg's AsyncConnection."""
+        if not is_async(session):
+            raise TypeError(f"{type(session).__name__} is not asynchronous: add(...)")
         if (run_sync := getattr(session, "run_sync", None)) is not None:
 
             def add(inner: Any) -> None:
@@ -228,7 +230,12 @@ class TableTopic(Generic[Event]):
         return self._statement(mark), tuple(self._row(event, headers, timestamp_ms).values())
 
     def pending(self, session: Any) -> list[PendingRow]:
-        """The topic's rows that the transaction of `session` sees, by id: for tests that roll back."""
+        """The topic's rows that the transaction of `session` sees, by id: for tests that roll back.
+
+        session: SQLAlchemy's Session or Connection; of an AsyncSession `await session.run_sync(topic.pending)`.
+        """
+        if is_async(session):
+            raise TypeError(f"{type(session).__name__} is asynchronous: await session.run_sync(topic.pending)")
         rows = self.outbox.tables.rows
         if isinstance(session, Session):
             session.flush()
@@ -253,7 +260,7 @@ class TableTopic(Generic[Event]):
             raise RecordRefused(
                 "key", f"give text, bytes or None, not {type(key).__name__}: key=lambda event: str(...)"
             )
-        value, listed = self._serializer(event), tuple(headers)
+        value, listed = self._serializer(event), tuple(headers) if isinstance(headers, Iterator) else headers
         checked = self._rules.one(value, key, listed, timestamp_ms, None)
         if own := _OWN_HEADERS.intersection(name for name, _ in listed):
             raise BadArgument("headers", f"{own.pop()} is written by the relay: name yours otherwise")
