@@ -1,7 +1,6 @@
 """pushrep.django in a project of Django's own: migrations, `emit`, and `manage.py pushrep_relay`."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,25 +12,32 @@ from sqlalchemy import MetaData, inspect, text
 
 from pushrep.tables import OutboxTable
 from tests.integration.outboxes import wait_until
+from tests.programs import PythonProgram
 from tests.tables.conftest import engine_of, new_database, open_outbox, relayed
 
 PROJECT = Path(__file__).with_name("django_project")
+
+
+MANAGE = f"""
+import runpy, sys
+sys.path.insert(0, {str(PROJECT)!r})
+runpy.run_path({str(PROJECT / "manage.py")!r}, run_name="__main__")
+"""
 
 
 class Project:
     """The project, on a database."""
 
     def __init__(self, dsn):
-        self._env = {**os.environ, "DSN": dsn, "PYTHONPATH": os.pathsep.join(map(str, [PROJECT, PROJECT.parents[2]]))}
+        self._dsn = dsn
 
     def start(self, *words):
-        command = [sys.executable, PROJECT / "manage.py", *words]
-        return subprocess.Popen(list(map(str, command)), env=self._env, stderr=subprocess.PIPE, text=True)
+        return PythonProgram("-c", MANAGE, *words, has_errors=True, DSN=self._dsn)
 
     def run(self, *words, code=0):
-        process = self.start(*words)
-        _, said = process.communicate()
-        assert process.returncode == code, said
+        with self.start(*words) as process:
+            said = process.stderr.read()
+            assert process.wait() == code, said
         return said
 
 
@@ -55,14 +61,14 @@ def test_each_committed_event_is_relayed_once_though_the_relay_is_killed(engine,
     words = ("pushrep_relay", "--outbox", tmp_path / "outbox", "--topic", "orders", "--partitions", "2")
     kept = []
     for first in (0, 10):
-        relay = project.start(*words, "--poll-ms", "1")
-        numbers = range(first, first + 10)
-        project.run("place", *numbers)
-        kept += [number for number in numbers if number % 5 != 4]
-        if first:
-            wait_relayed(engine, relay)
-        relay.send_signal(signal.SIGTERM if first else signal.SIGKILL)
-        _, said = relay.communicate()
+        with project.start(*words, "--poll-ms", "1") as relay:
+            numbers = range(first, first + 10)
+            project.run("place", *numbers)
+            kept += [number for number in numbers if number % 5 != 4]
+            if first:
+                wait_relayed(engine, relay)
+            relay.send_signal(signal.SIGTERM if first else signal.SIGKILL)
+            said = relay.stderr.read()
     assert "rows relayed" in said
     with open_outbox(tmp_path / "outbox", producer="pushrep-tables") as outbox:
         assert sorted(number for _, number in relayed(outbox)) == kept
