@@ -13,7 +13,7 @@ between two transactions, and none by a session, so a pooler may stand between.
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    ClauseElement,
     ColumnElement,
     Connection,
     Engine,
@@ -212,18 +213,28 @@ class RelayDatabase:
                 raise self._other_state(connection, state)
         return replace(new, snapshot=snapshot), first_id - 1
 
-    def page(self, state: RelayState, after_id: int, *, rows_max: int, bytes_max: int) -> tuple[Page, bool]:
-        """Rows of the state's batch behind `after_id`, by id; no more once they have `bytes_max`. And whether it is
-        known that none follows; an empty page is the end, too.
+    @contextmanager
+    def reading(
+        self, state: RelayState, *, rows_max: int, bytes_max: int
+    ) -> Iterator[Callable[[int], tuple[Page, bool]]]:
+        """Read the state's batch page by page, over one connection. Called with an id it gives the rows behind it, by
+        id: no more once they have `bytes_max`; and whether none follows, as far as it is known.
         """
         each = bytes_max // rows_max
-        page = self._read(state, after_id, rows_max, each)
-        if max(page.size_bytes, default=0) > each:  # then some came without their bytes
-            fit = bisect_left(list(accumulate(page.size_bytes)), bytes_max) + 1
-            return self._read(state, after_id, min(fit, len(page.id)), None), False
-        return page, len(page.id) < rows_max
+        with self._at_once.connect() as connection:
 
-    def _read(self, state: RelayState, after_id: int, rows_max: int, bytes_of_one: int | None) -> Page:
+            def page(after_id: int) -> tuple[Page, bool]:
+                found = self._page(connection, state, after_id, rows_max, each)
+                if max(found.size_bytes, default=0) > each:  # then some came without their bytes
+                    fit = bisect_left(list(accumulate(found.size_bytes)), bytes_max) + 1
+                    return self._page(connection, state, after_id, min(fit, len(found.id)), None), False
+                return found, len(found.id) < rows_max
+
+            yield page
+
+    def _page(
+        self, connection: Connection, state: RelayState, after_id: int, rows_max: int, bytes_of_one: int | None
+    ) -> Page:
         """bytes_of_one: larger rows come without key, value and headers, so that no more is sent than is kept."""
         rows = self._tables.rows
         lengths = [func.coalesce(func.length(column), 0) for column in (rows.c.key, rows.c.value, rows.c.headers)]
@@ -233,15 +244,12 @@ class RelayDatabase:
             columns[2:5] = [case((size <= bytes_of_one, column)).label(column.name) for column in columns[2:5]]
         wanted = select(*columns, size.label("size_bytes")).where(self._in_batch(state), rows.c.id > after_id)
         wanted = wanted.order_by(rows.c.id).limit(rows_max)
-        # The driver's own rows: SQLAlchemy's would cost as much again.
-        with self._at_once.connect() as connection:
-            if self.is_sqlite:
+        if self.is_sqlite:
+            with connection.begin():  # the driver's own rows: SQLAlchemy's would cost as much again
                 return Page(*zip(*connection.execute(wanted).cursor.fetchall(), strict=True))
-            connection.exec_driver_sql(_BY_ID)
-            # A column is an array: the server puts it together, while this process encodes the page before.
-            arrays = connection.execute(select(*(func.array_agg(column) for column in wanted.subquery().c)))
-            found: Any = arrays.cursor.fetchone()
-            return Page() if found[0] is None else Page(*found)
+        # A column is an array: the server puts it together, while this process encodes the page before.
+        found = _in_one_exchange(connection, select(*(func.array_agg(column) for column in wanted.subquery().c)))
+        return Page() if found[0] is None else Page(*found)
 
     def close_batch(
         self, state: RelayState, ids: tuple[int, int], ends: Mapping[int, int], refused: Mapping[int, str]
@@ -380,7 +388,7 @@ _SYSTEM_ID = "system_identifier || '/' || oid FROM pg_control_system(), pg_datab
 _DATABASE_ID: ColumnElement[str] = literal_column(f"(SELECT {_SYSTEM_ID})", Text)
 _SNAPSHOT = text("CAST(pg_current_snapshot() AS text)")
 # PostgreSQL can't tell how many rows a snapshot shows, takes them for few, and would sort all that wait for each page.
-_BY_ID = "BEGIN READ ONLY; SET LOCAL enable_sort = off"
+_BY_ID = ("BEGIN READ ONLY", "SET LOCAL enable_sort = off")
 _OLDEST_SNAPSHOT = text("""
 SELECT who, transactions, CAST(1000 * extract(epoch FROM since) AS bigint) FROM (
     SELECT 'process ' || pid || coalesce(' of ' || usename, '') AS who,
@@ -404,6 +412,23 @@ def database_errors() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise DatabaseFailed(f"the database: {first_line(error)}") from error
+
+
+def _in_one_exchange(connection: Connection, wanted: ClauseElement) -> Any:
+    """The one row of a query by id. A thread that encodes keeps the one that reads waiting at each further exchange."""
+    compiled = wanted.compile(connection.engine)
+    driver: Any = connection.connection.driver_connection
+    psycopg: Any = connection.dialect.dbapi
+    try:
+        with driver.pipeline(), driver.cursor(binary=True) as cursor:
+            for statement in _BY_ID:
+                driver.execute(statement)
+            cursor.execute(str(compiled), compiled.params)
+            driver.execute("COMMIT")
+            return cursor.fetchone()
+    except psycopg.Error as error:
+        connection.invalidate(error)  # what is left unread in it is of no use
+        raise DBAPIError.instance(str(compiled), None, error, psycopg.Error) from error
 
 
 def first_line(error: Exception) -> str:

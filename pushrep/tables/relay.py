@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, Self
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -287,14 +286,15 @@ class TableRelay(FirstErrorRaised):
         """Relay the open batch, and close it."""
         refused: dict[int, str] = {}
         count = last_id = 0
-        read = partial(self._database.page, state, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES)
-        with ThreadPoolExecutor(1, "pushrep-table-read") as reader:
-            page, is_last = read(after_id)
+        reading = self._database.reading(state, rows_max=_PAGE_ROWS, bytes_max=_PAGE_BYTES)
+        with reading as read, ThreadPoolExecutor(1, "pushrep-table-read") as reader:
+            page, is_last = reader.submit(read, after_id).result()
             first_id = page.id[0] if page.id else 0
             while page.id:
                 self._raise_if_stopping()
                 last_id = page.id[-1]
                 following = None if is_last else reader.submit(read, last_id)
+                time.sleep(0)  # the reader asks, before this thread keeps the interpreter for itself
                 count += len(page.id)
                 if span.is_traced:
                     span.add(map(headers_of, page.headers))
