@@ -415,7 +415,9 @@ def database_errors() -> Iterator[None]:
 
 
 def _in_one_exchange(connection: Connection, wanted: ClauseElement) -> Any:
-    """The one row of a query by id. A thread that encodes keeps the one that reads waiting at each further exchange."""
+    """The one row of a query by id. A thread that encodes keeps the one that reads waiting at each further exchange.
+    Bytes come as they are: half the size of their text, and nothing to parse.
+    """
     compiled = wanted.compile(connection.engine)
     driver: Any = connection.connection.driver_connection
     psycopg: Any = connection.dialect.dbapi
@@ -488,15 +490,7 @@ def _engine_of(dsn: str) -> Engine:
         raise BadArgument("dsn", f"{error}: pip install 'pushrep[tables]'") from None
     if url.get_backend_name() == SQLITE:
         _write_safely(engine)
-    else:
-        event.listen(engine, "before_cursor_execute", _read_binary)
     return engine
-
-
-def _read_binary(_connection: Connection, cursor: Any, _statement: str, parameters: Any, *_more: object) -> None:
-    """Bytes come as they are: half the size of their text, and nothing to parse."""
-    if parameters:  # else it may be several statements, which answer with text alone
-        cursor.format = 1
 
 
 def _write_safely(engine: Engine) -> None:
