@@ -29,6 +29,7 @@ from pushrep.log import (
     SegmentLog,
     StillNeeded,
 )
+from pushrep.log.config import POSITION_MAX
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, DirectoryLock, list_segments
 from pushrep.log.flush_scheduler import CommitRequest, GroupCommitLeader
@@ -609,6 +610,17 @@ def test_readers_holders_and_leases_stay_when_a_stopped_log_is_opened_again_in_p
         log.reopen()  # of a log that is well: nothing
         assert log.log_end_offset == 10
         reader.close()
+
+
+def test_a_segment_takes_no_batch_whose_offsets_its_index_could_not_name(tmp_path):
+    """Compressed records may be so many: an entry has 31 bits for the distance to the base offset."""
+    segment = Segment.create(REAL_FILESYSTEM, tmp_path, 100, LogConfig())
+    batch = encode_batch([b"x"] * 3, timestamps_ms=1, base_offset=100)
+    segment.append(batch)
+    most = POSITION_MAX - 3
+    assert segment.has_room(batch.header._replace(last_offset_delta=most))
+    assert not segment.has_room(batch.header._replace(last_offset_delta=most + 1))
+    segment.close()
 
 
 @pytest.mark.parametrize("is_told", [False, True])

@@ -314,6 +314,21 @@ def test_what_was_read_of_others_before_an_error_is_given_first(logs, directory)
     assert len(told) > 1, "the damage is told again and again"
 
 
+def test_an_error_is_raised_by_the_next_poll_although_other_partitions_have_more(logs, directory):
+    for log in logs:
+        log.close()
+    [segment] = logs[1].path.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[70] ^= 1
+    segment.write_bytes(data)
+    with ReplayClient(directory).subscribe("orders", consumer="billing") as consumer:
+        for read in (2, 4):
+            assert [partition for partition, _, _ in consumer.poll(4)] == [0]
+            with pytest.raises(PushrepError):
+                consumer.poll(4)
+            assert consumer.positions() == {0: read, 1: 0}
+
+
 def test_a_topic_of_many_partitions(tmp_path):
     for n in range(30):
         with SegmentLog.open(tmp_path / f"orders-{n}") as log:
