@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -14,6 +15,7 @@ from pushrep.log import CorruptBatch, Durability, LogClosed, LogConfig, SegmentL
 from pushrep.log.cut_files import remove_segments
 from pushrep.log.directory_files import REPAIR_SUFFIX, SEAL_SUFFIX, CheckpointFile, segment_path, write_checkpoint
 from pushrep.log.errors import RepairRefused
+from pushrep.log.seals import read_seal, write_seal
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
 
@@ -169,6 +171,30 @@ def test_o8_without_a_seal_what_goes_is_kept_and_a_seal_is_made(leader, copy):
     assert kept.read_bytes() == rotten[at : at + taken]
     ours, theirs = (segment_path(log.path, base, SEAL_SUFFIX).read_bytes() for log in (copy, leader))
     assert ours == theirs
+    assert verify_log(copy.path).is_whole
+
+
+def test_o6_a_seal_that_proves_nothing_goes_before_the_new_file_is_put(leader, copy, monkeypatch):
+    base, done = bases(copy)[1], []
+    seal = read_seal(REAL_FILESYSTEM, copy.path, base)
+    write_seal(REAL_FILESYSTEM, copy.path, replace(seal, end_offset=seal.end_offset + 10))
+    flip(copy, base, RECORDS_AT)
+    assert found(copy) == [base]
+
+    def note(name):
+        call = getattr(RealFilesystem, name)
+
+        def noted(filesystem, path, *more):
+            done.append((name, path.name))
+            return call(filesystem, path, *more)
+
+        monkeypatch.setattr(RealFilesystem, name, noted)
+
+    note("remove")
+    note("rename")
+    heal(copy, leader, base)
+    removed, put = f"{base:020d}{SEAL_SUFFIX}", f"{base:020d}.log{REPAIR_SUFFIX}"
+    assert done.index(("remove", removed)) < done.index(("rename", put))
     assert verify_log(copy.path).is_whole
 
 
