@@ -386,6 +386,16 @@ def test_a_lease_holds_until_it_moves_or_ends(machine):
     assert len(machine.bases()) == 1
 
 
+@pytest.mark.parametrize("purge", [lambda log, at: log.purge(at), lambda log, at: log.purge_old(before_offset=at)])
+def test_a_purge_waits_for_no_lease_that_was_not_renewed_in_time(machine, purge):
+    log = machine.open(lease_max_s=60)
+    machine.fill()
+    lease, second = log.acquire_lease("audit", 0), machine.bases()[1]
+    machine.clock.advance(60_001)
+    purge(log, second)
+    assert (log.log_start_offset, lease.broken) == (second, "it was not renewed for 60 s")
+
+
 def test_closing_the_log_ends_the_leases(machine):
     told = []
     log = machine.open()
