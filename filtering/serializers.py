@@ -39,7 +39,9 @@ def writes_headers(given: object) -> bool:
 
 
 def is_asynchronous(given: object) -> bool:
-    """Whether it is one of confluent-kafka's that answer with an awaitable."""
+    """Whether it answers with an awaitable: an `async def`, or one of confluent-kafka's."""
+    if inspect.iscoroutinefunction(given):
+        return True
     return any(one.__module__.startswith(f"{_REGISTRY}._async") for one in type(given).__mro__)
 
 
@@ -78,7 +80,7 @@ class Deserializer:
     """
 
     def __init__(self, given: Callable[..., Any]) -> None:
-        if not callable(given) or inspect.iscoroutinefunction(given) or is_asynchronous(given):
+        if not callable(given) or is_asynchronous(given):
             raise BadFilterSetting("deserializer", given, "a function of a value's bytes, not an asynchronous one")
         self.asks_registry = asks_registry(given)
         """Whether it may wait for a registry, at the first record of each schema."""

@@ -85,19 +85,25 @@ class NotWarm(PushrepError):
         self.topic = topic
 
 
+def refuse_serializer(argument: str, given: object) -> None:
+    """Raise BadArgument for one that no outbox can call: it is asynchronous, or writes headers."""
+    if is_asynchronous(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        why = f"{name} is asynchronous, and no event loop waits for it; of confluent-kafka's give the one without Async"
+        raise BadArgument(argument, why)
+    if writes_headers(given):
+        why = "it writes schema ids into headers, which are the caller's: leave its schema.id.serializer out"
+        raise BadArgument(argument, why)
+
+
 class Serializer:
     """What is called for the values, or the keys, of one topic. None stays None.
 
-    argument: which setting it is. topic: in Kafka. Raises BadArgument for an asynchronous one.
+    argument: which setting it is. topic: in Kafka. Raises BadArgument as `refuse_serializer`.
     """
 
     def __init__(self, argument: str, given: MakesBytes, topic: str, field: Literal["key", "value"]) -> None:
-        if is_asynchronous(given):
-            why = f"{type(given).__name__} is asynchronous: give the one without Async; no event loop waits for it"
-            raise BadArgument(argument, why)
-        if writes_headers(given):
-            why = "it writes schema ids into headers, which are the caller's: leave its schema.id.serializer out"
-            raise BadArgument(argument, why)
+        refuse_serializer(argument, given)
         self.is_warm = not asks_registry(given)
         """Whether no registry has to be asked for its schema."""
         self.argument, self._call = argument, with_context(given, topic, field)

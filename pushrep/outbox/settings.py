@@ -13,7 +13,7 @@ from pushrep.log import Durability, LogConfig
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check, with_near_names
-from pushrep.values import MakesBytes, PartitionBy
+from pushrep.values import MakesBytes, PartitionBy, refuse_serializer
 
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 """How long an outbox with a destination keeps what the topic has, if nothing else is said: as Kafka's own topics."""
@@ -133,6 +133,8 @@ class OutboxSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        refuse_serializer("serializer", self.serializer)
+        refuse_serializer("key_serializer", self.key_serializer)
         if self.health is not None:
             from pushrep.health import HealthSettings  # noqa: PLC0415 - see above
 

@@ -173,5 +173,6 @@ def test_asynchronous_serializers_are_refused_by_name(tmp_path, registry):
     serializer = object.__new__(AsyncAvroSerializer)
     with pytest.raises(BadArgument, match="AsyncAvroSerializer is asynchronous"):
         open_outbox(tmp_path, "orders", serializer=serializer)
+    assert not any(tmp_path.iterdir()), "nothing is made before it is refused"
     with pytest.raises(BadFilterSetting, match="asynchronous"):
         Deserializer(serializer)

@@ -119,6 +119,7 @@ def test_a_function_of_the_value_places_a_record(tmp_path):
         ({"partition_by": "value"}, "partition_by"),
         ({"partition_by": 7}, "partition_by"),
         ({"serializer": "json"}, "serializer"),
+        ({"serializer": AsyncOutbox.flush}, "serializer"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused_by_name_before_anything_is_made(tmp_path, settings, argument):
