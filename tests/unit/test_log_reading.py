@@ -430,3 +430,16 @@ def test_faults_f5_records_of_two_histories_never_follow_each_other(tmp_path, be
             with pytest.raises(OffsetOutOfRange) as refused:
                 next(read)
             assert (refused.value.offset, refused.value.end) == (10, 5)
+
+
+def test_a_cut_of_the_batch_in_which_the_log_starts_takes_the_start_along(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        for _ in range(2):
+            log.append([b"x"] * 10)
+        assert log.delete_records(15) == 15
+        assert log.truncate_to(17, force=True) == 10
+        assert (log.log_start_offset, log.log_end_offset) == (10, 10), "a log never starts above its end"
+        assert log.append(b"y").base_offset == 10
+        assert [record.value for record in log.records(10)] == [b"y"]
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        assert (log.log_start_offset, log.log_end_offset) == (10, 11)
