@@ -210,6 +210,7 @@ class TableRelay(FirstErrorRaised):
             try:
                 state, appended = self._resume(logs)
                 failures, self._trouble = 0, _Trouble()
+                _LOG.info("the relay of topic %s goes on behind batch %d", self.topic, state.batch.batch)
                 while True:
                     state, appended = self._relay_one(state, appended, logs), {}
             except _Stopping:

@@ -117,7 +117,7 @@ def wait_relayed(engine, relay):
             assert relay.process.poll() is None, relay.process.stderr.read()
 
 
-def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, orders, tmp_path):
+def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, orders, tmp_path, caplog):
     assert "give --topic" in tables("relay", dsn, "--outbox", tmp_path / "new", code=2)
     assert "--config is for the Kafka client" in tables(
         "relay", dsn, "--outbox", tmp_path, "--config", __file__, code=2
@@ -136,6 +136,8 @@ def test_the_relay_makes_the_outbox_and_status_shows_how_far_it_is(engine, dsn, 
     assert "1 row relayed\n" in relay_all(engine, dsn, tmp_path / "new", ends_with=signal.SIGINT), (
         "its settings are known"
     )
+    begun = [f"the relay of topic orders goes on behind batch {batch}" for batch in (0, 1)]
+    assert [one.getMessage() for one in caplog.records if one.name == "pushrep.tables"] == begun
     shown = status(dsn)
     assert (shown["rows"]["waiting"], shown["rows_relayed"], shown["batch"]) == (0, 4, "1-2")
     assert (shown["outbox_id"], shown["is_open"], shown["is_moved"]) == (outbox_id, False, False)
