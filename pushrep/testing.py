@@ -33,6 +33,7 @@ from pushrep.outbox.positions import Pair, SourceOrder
 from pushrep.outbox.settings import DEFAULT_CONFIG, OutboxSettings
 from pushrep.outbox.status import Facts, OutboxStatus
 from pushrep.records import Codec, Record, RecordBatch
+from pushrep.settings import whole_number
 from pushrep.values import MakesBytes, PartitionBy, RecordValues
 
 _ORDERED = "the test ordered it"
@@ -144,6 +145,8 @@ class FakeOutbox(Outbox):
             raise BadArgument("failure", f'{failure!r} is none of "full", "stopped", "not enough replicas"')
         if partition is not None:
             self._part(partition)
+        if times is not None:
+            whole_number("times", times, 1)
         self._failing.order(failure, partition, times)
 
     def _part(self, partition: int) -> "_Partition":

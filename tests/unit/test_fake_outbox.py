@@ -329,6 +329,9 @@ def test_failures_of_the_fake_are_counted_and_have_a_partition():
         assert outbox.append_many(2, [bytes(1000)] * 1000).result() == 1
         with pytest.raises(RecordRefused):
             outbox.fail("full", partition=4)
+        for never in (0, -1, "once"):
+            with pytest.raises(BadArgument, match="times"):
+                outbox.fail("full", times=never)
         with pytest.raises(BadArgument) as refusal:
             outbox.fail("slow")
         assert refusal.value.argument == "failure"
