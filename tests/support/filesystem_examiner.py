@@ -134,6 +134,7 @@ def _names(fs: Filesystem, directory: Path) -> None:
         fs.rename(directory / "a", directory / "b")
         _equal("an open file goes on under its new name", file.read_at(9, 0), b"1")
     _equal("rename replaces its target", fs.list(directory), ["b", "c"])
+    _refused("a rename of what is not there", lambda: fs.rename(directory / "a", directory / "b"), errno.ENOENT)
     _equal("the old name is gone", fs.exists(directory / "a"), False)
     fs.sync_directory(directory)
     fs.remove(directory / "b")
