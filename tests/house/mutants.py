@@ -256,7 +256,8 @@ class Map:
             "--timeout",
             "600",
         ]
-        options += ["-n", str(workers)] if workers else []
+        # A process that begins in the place of one that ended would remove what all others noted.
+        options += ["-n", str(workers), "--max-worker-restart", "0"] if workers else []
         places = os.pathsep.join(map(str, (self.root / _CHILDREN, self.root)))
         programs = {"PYTHONPATH": places, TREE_OF: str(self.root), SETTINGS: str(settings)}
         report = run_tests(self.root, missing, options, making / "report.json", limit_s=None, **programs)
