@@ -3,6 +3,7 @@
 import errno
 import inspect
 import os
+import random
 import resource
 import signal
 import sys
@@ -105,6 +106,18 @@ def test_a_record_that_is_too_large_is_refused_with_its_size_and_nothing_is_writ
             log.append(encode_batch([os.urandom(20_000)], timestamps_ms=0))
         assert log.log_end_offset == 0
         assert log.append(b"small") == (0, 0)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_records_that_a_codec_makes_larger_than_the_limit_are_two_batches(tmp_path, count):
+    draw, size = random.Random(count), 300_000
+    values = [draw.randbytes(size) for _ in range(count)]
+    fits = HEADER_BYTES + count * (size + 36)  # as much as records of this size take without a codec, at most
+    config = LogConfig(codec=Codec.SNAPPY, batch_bytes=fits, batch_bytes_max=fits)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        log.append(values)
+        assert [record.value for record in log.records(0)] == values
+        assert len(list(log.batches(0))) == 2, "each half of them in one"
 
 
 def test_the_segment_limits_a_record_too(tmp_path):
