@@ -9,6 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, Uuid
 from confluent_kafka.admin import ResourceType
 
 from pushrep import KafkaDestination, Outbox, OutboxConfig
+from pushrep.errors import BadArgument
+from pushrep.kafka.destination import destination_of
 from pushrep.kafka.errors import KafkaUnreachable, ShippingTimeout
 from pushrep.kafka.topic import look_at_topic
 from tests.integration.outboxes import WAIT_S, wait_until
@@ -116,3 +118,36 @@ def test_certificates_that_can_not_be_read_now_are_read_again_and_end_no_shippin
         assert "ssl.ca.location" in outbox.lag()["kafka:orders"].trouble
         with pytest.raises(ShippingTimeout, match=r"ssl\.ca\.location"):
             outbox.wait_shipped(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "setting", "why"),
+    [
+        ("security.protocol", "config", "line 3"),
+        ("secruity.protocol=SSL", "secruity.protocol", "line 3: known are client.id"),
+        ("security.protocol=NONE", "security.protocol", ""),
+    ],
+)
+def test_a_properties_file_names_the_line_and_the_setting_that_is_wrong(tmp_path, line, setting, why):
+    file = tmp_path / "client.properties"
+    file.write_text(f"# a comment\n! and another\n{line}\n")
+    with pytest.raises(BadArgument) as refused:
+        destination_of("127.0.0.1:9092", None, file)
+    assert refused.value.argument == setting
+    assert refused.value.why.startswith(why)
+
+
+def test_a_properties_file_gives_what_it_names(tmp_path):
+    file = tmp_path / "client.properties"
+    lines = (
+        "",
+        "# a comment",
+        " security.protocol = SASL_SSL ",
+        "sasl.mechanism=PLAIN",
+        "sasl.username=u",
+        "sasl.password=a=b",
+    )
+    file.write_text("\n".join(lines))
+    found = destination_of("127.0.0.1:9092", "orders", file, "park")
+    assert (found.security_protocol, found.sasl_mechanism, found.sasl_password) == ("SASL_SSL", "PLAIN", "a=b")
+    assert (found.topic, found.on_refused) == ("orders", "park")
