@@ -4,6 +4,7 @@ The brokers are simulated, and spoken to over loopback; tests/kafka ships to Kaf
 """
 
 import random
+import time
 
 import pytest
 
@@ -257,11 +258,14 @@ def test_one_refused_record_stops_its_partition_at_itself_until_it_is_given_up(b
         one.refuses = lambda record: "it is bad" if record.value == b"bad" else None
         one.refuses_with = code
     with opened() as outbox:
+        began_ms = time.time_ns() // 1_000_000
         outbox.append_many(0, [b"a", b"b", b"bad", b"c"], timestamps_ms=1_000_000_000_000)
         fill(outbox, "d")
         with pytest.raises(ShippingStopped, match=told) as stopped:
             outbox.wait_shipped(WAIT_S)
         assert (stopped.value.partition, stopped.value.offset) == (0, 2)
+        [kafka] = outbox.status().destinations
+        assert [(one.partition, one.since_ms >= began_ms) for one in kafka.stopped] == [(0, True)]
         outbox.facts.shipping.sink.state.wait({1: 5}, WAIT_S, None)
         assert [one.value for one in brokers.topic[0].records()] == [b"a", b"b"]
         assert run(["outbox", "skip", "2", "--directory", str(outbox.directory), "--reason", "bad"]) == 0
