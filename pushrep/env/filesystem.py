@@ -617,8 +617,7 @@ class RealFilesystem:
 
     def hold(self, directory: Path) -> Callable[[], None]:
         held = self._held.get(str(directory))
-        if held is None or not held.is_open:
-            self._held.pop(str(directory), None)
+        if held is None:
             held = self._held[str(directory)] = _Held(self._place(directory).open(_DIRECTORY))
         held.users += 1
         return partial(self._let_go, str(directory), held)

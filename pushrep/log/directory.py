@@ -495,6 +495,7 @@ class LogDirectory:
         if self._directory_lock.is_open:
             return True
         self.references = 0  # callers that still have this instance get LogClosed
+        self._directory_lock.let_go()
         self._stop_background()
         return False
 

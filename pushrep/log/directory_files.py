@@ -555,6 +555,10 @@ class DirectoryLock:
     def close(self) -> None:
         """Free the lock; a second call does nothing."""
         self._file.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Look paths at the directory up by name again; for a lock whose descriptors somebody else has closed."""
         self._let_go()
         self._let_go = lambda: None
 

@@ -3,6 +3,8 @@
 import errno
 import os
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALog
 from pushrep.log.published import LogOffsets, read_published
+from tests.support.forks import code_in_fork
 
 pytestmark = pytest.mark.usefixtures("closes_its_files")
 
@@ -103,6 +106,26 @@ def test_release_is_counted_and_one_too_many_is_refused(tmp_path):
         directory.release()
     with pytest.raises(LogClosed):
         directory.attach("orders-0")
+
+
+def test_a_daemon_that_closed_the_lock_opens_the_directory_anew_and_nothing_runs_for_the_lost_one(tmp_path):
+    def become_daemon():
+        lost = LogDirectory.acquire(tmp_path)
+        lost.sync_checkpoints_soon(3_600_000)
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                if descriptor.readlink().is_relative_to(tmp_path):
+                    os.close(int(descriptor.name))
+        opened = LogDirectory.acquire(tmp_path)
+        assert opened is not lost, "another process may have the lock by now"
+        with pytest.raises(LogClosed):
+            lost.attach("orders-0")
+        opened.attach("orders-0").close()
+        opened.release()
+        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pushrep")]
+        assert left == [], "a thread still writes for the instance without a lock"
+
+    assert code_in_fork(become_daemon) == 0, "see the child's words in the captured stderr"
 
 
 def test_two_file_systems_on_one_path_do_not_share_and_the_lock_holds_inside_a_process(tmp_path):
