@@ -356,8 +356,6 @@ class PositionsStore:
             if known.get(pair, -1) < offset:
                 known[pair] = offset
         self._known = Positions(end, leader_epoch, known)
-        while self._ahead and self._ahead[0].end <= end:
-            self._ahead.popleft()
 
     def _read(self) -> Positions:
         try:

@@ -307,8 +307,6 @@ def _times(header: BatchHeader, deltas: list[int]) -> Column[int] | None:
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         return repeat(header.max_timestamp_ms)
     base = header.base_timestamp_ms
-    if not deltas:
-        return deltas
     low, high = min(deltas), max(deltas)
     if not -_TIMESTAMP_LIMIT <= base + low <= base + high < _TIMESTAMP_LIMIT:
         return None

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -472,6 +473,21 @@ def test_r2_no_answer_in_time_gives_the_connection_up_and_sends_again(world, scr
     replica.wait_for(lambda parts: len(parts) >= 2)
     replica.gate.set()
     assert started.result(WAIT_S)
+
+
+def test_a_connection_that_broke_is_counted_and_told_and_one_that_the_leader_closes_is_not(world, scripted, caplog):
+    replica = scripted()
+    service = world.service([replica.replica], settings=QUICK)
+    manager = service.leading.manager
+    manager.startup()
+    assert start(service, replica.replica)[2].result(WAIT_S)
+    before = len(replica.requests)
+    replica.listener.accepted[0].shutdown(socket.SHUT_RDWR)
+    replica.wait_for(lambda parts: len(parts) > before)
+    for state in ("connected again", "shut down"):
+        assert manager.connections_lost == {1: 1}, state
+        assert caplog.text.count(f"{replica.replica} is lost") == 1, state
+        manager.shutdown()
 
 
 def test_q1_internal_topics_and_links_are_not_pushed_unless_configured():

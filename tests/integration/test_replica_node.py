@@ -19,6 +19,7 @@ from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument, CorruptFile
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
+from pushrep.log.disk import disk_threads, release_disk_threads
 from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.plan import ReplayRefused, ReplayRequest
@@ -508,6 +509,18 @@ def test_stop_answers_what_is_being_carried_out_and_leaves_nothing_running(start
         ReplicaClient(node.address)
     with ReplicaClient(start().address) as client:
         assert describe(client).logs[0].log_end_offset == 20
+
+
+def test_a_second_stop_takes_nothing_from_others_in_the_process(start):
+    node = start()
+    ours = disk_threads(node.store.filesystem, node.directory)  # as another node on this disk has them
+    node.stop()
+    node.stop()
+    again = disk_threads(node.store.filesystem, node.directory)
+    release_disk_threads(again)
+    if again is ours:
+        release_disk_threads(ours)
+    assert again is ours, "the second call has released the other's threads"
 
 
 def test_two_nodes_never_share_a_directory_or_a_port(start):

@@ -725,6 +725,30 @@ def test_every_use_of_a_closed_log_says_so(tmp_path):
             use(log)
 
 
+@pytest.mark.usefixtures("closes_its_files")
+def test_who_waited_while_a_close_was_interrupted_opens_no_file_and_hears_that_the_log_is_closed(tmp_path, monkeypatch):
+    log = SegmentLog.open(tmp_path / "orders-0")
+    log.append(b"not flushed", durability=BUFFERED)
+    writers, close = [], LogWriter.close
+
+    def watched(writer):
+        writers.append(writer)
+        return close(writer)
+
+    def interrupt(_file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(LogWriter, "close", watched)
+        interrupted.setattr(RealFile, "sync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.close()
+    [writer] = writers
+    for woken in (writer.flush, lambda: writer.append_together([encode_batch([b"late"], timestamps_ms=1)])):
+        with pytest.raises(LogClosed):
+            woken()
+
+
 def test_every_use_in_a_forked_child_says_so(tmp_path):
     log = SegmentLog.open(tmp_path / "orders-0")
     log.append(b"x")

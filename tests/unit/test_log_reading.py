@@ -57,6 +57,31 @@ def readable(request, log):
         yield reader
 
 
+class WatchedOpens(RealFilesystem):
+    """Keeps the names of the files that were opened."""
+
+    def __init__(self):
+        self.opened = []
+
+    def open(self, path, *, create=False, writable=True):
+        self.opened.append(path.name)
+        return super().open(path, create=create, writable=writable)
+
+
+def test_reading_on_into_segments_that_were_begun_meanwhile_needs_no_index(log):
+    filesystem = WatchedOpens()
+    with SegmentLog.open_reader(log.path, isolation="written", filesystem=filesystem) as reader:
+        at = 450
+        for _ in reader.batches(at):
+            pass
+        before, at = list_segments(REAL_FILESYSTEM, log.path), log.log_end_offset
+        log.append([b"x" * 300] * 30, durability=BUFFERED)
+        assert len(list_segments(REAL_FILESYSTEM, log.path)) > len(before) + 2
+        filesystem.opened.clear()
+        assert [record.offset for record in reader.records(at)] == [*range(at, at + 30)]
+    assert [name for name in filesystem.opened if "index" in name] == []
+
+
 def test_any_range_of_records(readable):
     for start, end in [(0, 500), (0, 0), (500, 500), (17, 18), (49, 51), (123, 456)]:
         assert [(r.offset, r.value) for r in readable.records(start, end)] == [

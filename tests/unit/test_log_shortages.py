@@ -19,6 +19,7 @@ from pushrep import Outbox, OutboxConfig
 from pushrep.env import RealFilesystem
 from pushrep.log import AppendFailed, CorruptBatch, Durability, LogConfig, LogPoisoned, SegmentLog
 from pushrep.log.errors import SHORTAGES
+from pushrep.log.segment import Segment
 from pushrep.outbox import DeliveryFailed
 from tests.support.forks import code_in_fork
 
@@ -229,6 +230,29 @@ def test_what_a_refused_append_left_is_gone_when_the_log_is_closed_at_once(tmp_p
     log.close()
     with SegmentLog.open(path, config) as opened:
         assert (opened.log_end_offset, opened.recovery.opening.value) == (1, "normal")
+
+
+def test_an_interruption_while_the_rest_of_a_refused_append_is_removed_ends_the_next_append(tmp_path, monkeypatch):
+    disk = FaultyDisk()
+    with SegmentLog.open(tmp_path / DIRECTORY, LogConfig(preallocate_bytes=0), filesystem=disk) as log:
+        log.append(b"first")
+        disk.faults = {("write", NEWEST): errno.ENOSPC, ("truncate", NEWEST): errno.ENOMEM}
+        with pytest.raises(AppendFailed):
+            log.append(b"refused")
+        disk.faults = {}
+
+        def interrupt(_segment):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(Segment, "cut_back", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                log.append(b"interrupted")
+        with pytest.raises(LogPoisoned, match="KeyboardInterrupt"):
+            log.append(b"the rest may be there")
+        log.reopen()
+        assert log.append(b"second") == (1, 1)
+        assert [record.value for record in log.records(0)] == [b"first", b"second"]
 
 
 def rolled(path, disk, count=30, **settings):

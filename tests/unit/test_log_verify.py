@@ -8,7 +8,7 @@ from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, NotALog, SegmentLog
 from pushrep.log.directory_files import list_segments, segment_path
-from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
+from pushrep.log.dump import BadFile, DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.records import RecordBatch, encode_batch
@@ -47,6 +47,17 @@ def test_a_whole_log_is_whole(log):
     assert (report.batches, report.records) == (7, 21)
     assert report.bytes_read == sum(path.stat().st_size for path in log.glob("*.log"))
     assert report.torn is None
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+@pytest.mark.parametrize(("behind", "rest_bytes"), [(bytes(100), 0), (b"xyz", 3)], ids=["allocated ahead", "no entry"])
+def test_zeros_behind_an_index_are_allocated_ahead_and_other_bytes_are_a_fault(log, suffix, behind, rest_bytes):
+    """A broker allocates its newest indexes ahead, by 10 MiB, of which an entry of 12 bytes is no divisor."""
+    index = log / f"{0:020d}.{suffix}"
+    index.write_bytes(index.read_bytes() + behind)
+    said = [f"{rest_bytes} bytes at its end are no entry"] if rest_bytes else []
+    assert [finding.reason for finding in verify_log(log).findings] == said
+    assert [bad.reason for bad in dump_file(index, OffsetWindow()) if isinstance(bad, BadFile)] == said
 
 
 def test_indexes_of_a_segment_that_was_cut_off_say_nothing_of_the_next_one_of_its_name(log):
