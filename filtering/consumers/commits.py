@@ -178,10 +178,6 @@ class Commits:
             if old is not None:
                 yield DeleteMarks(old)
 
-    def forget(self, partition: TopicPartition) -> None:
-        """The partition is another member's now."""
-        self._stored.pop(partition, None)
-
     def _made_by_another(self, partition: TopicPartition, carrier: str) -> WrongCarrier:
         topic, number = partition
         why = (

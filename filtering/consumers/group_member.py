@@ -202,8 +202,6 @@ class GroupMember:
         """Forget these, which are given up. Returns those of them that the client has paused."""
         gone = set(partitions)
         self.watcher.forget(gone)
-        for partition in gone:
-            self._commits.forget(partition)
         if not list(self.assignment):  # nothing more of the refused batch is read: partitions that come now begin anew
             self.failure = None
         paused = sorted(gone & (self._unloaded | self._stopped))

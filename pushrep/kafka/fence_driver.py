@@ -383,11 +383,8 @@ class FenceDriver:
         one = self.partitions[partition]
         for batch in whole_batches(data):
             header = batch.header
-            if one.state is not PartitionState.SOUGHT:
-                break
-            if header.next_offset > one.read_to:
-                marker = ProducerId(header.producer_id, header.producer_epoch) if header.is_control else None
-                self.partitions.on_read(partition, header.next_offset, marker)
+            marker = ProducerId(header.producer_id, header.producer_epoch) if header.is_control else None
+            self.partitions.on_read(partition, header.next_offset, marker)
         if one.state in {PartitionState.MATCHED, PartitionState.SHIPPING}:
             self._missing.discard(partition)
             self._standing()
@@ -398,7 +395,7 @@ class FenceDriver:
         assert fence is not None, "it has markers"
         is_first, fence.is_standing = not fence.is_standing, self.partitions.is_standing
         fence.why_unfenced = None
-        if not self._missing and fence.state is FenceState.READY:
+        if fence.state is FenceState.READY:
             self._note(None)
         if fence.is_standing and is_first and fence.earlier_unfenced:
             _LOG.warning(
