@@ -475,6 +475,31 @@ def test_confluent_positions_in_a_transaction_count_if_it_is_committed(brokers):
     consumer.close()
 
 
+@pytest.mark.parametrize("end", ["transaction_committed", "transaction_aborted"])
+def test_confluent_a_startpoint_waits_for_the_end_of_a_transaction_and_no_longer(brokers, end):
+    """The positions in the transaction are of before the move."""
+
+    class Producer:
+        def send_offsets_to_transaction(self, *_):
+            pass
+
+    fill(brokers, 0, range(3))
+    operator = Operator()
+    operator.says(p0=StartTarget(0, 1, reset_marks=True))
+    consumer = Confluent(brokers, startpoints=operator)
+    assert read(consumer, 3) == numbers(0, 0, 1, 2)
+    consumer.inside.send_to_transaction(Producer())
+    operator.says(p0=StartTarget(2, 2, reset_marks=True))
+    assert consumer.read() == []
+    assert consumer.position(0) == 3, "not yet"
+    getattr(consumer.inside, end)()
+    assert read(consumer, 1) == numbers(0, 2)
+    assert operator.said == ([(GROUP, "orders", 0, 1)] if end == "transaction_committed" else [])
+    operator.says(p0=StartTarget(1, 3, reset_marks=True))
+    assert read(consumer, 2) == numbers(0, 1, 2)
+    consumer.close()
+
+
 def test_confluent_partitions_that_are_assigned_by_hand_come_with_their_marks(brokers):
     fill(brokers, 0, range(3))
     fill(brokers, 1, range(3))

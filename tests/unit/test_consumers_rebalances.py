@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
 from filtering.consumers import aiokafka, confluent, confluent_client
-from filtering.consumers.startpoints import StartTarget
+from filtering.consumers.startpoints import RefusedStartpoint, StartTarget
 from filtering.errors import BadFilterSetting
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -317,9 +317,9 @@ def of_client(monkeypatch):
     """Makes a consumer around a client."""
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
 
-    def made(client, **more):
+    def made(client, settings=(), **more):
         monkeypatch.setattr(confluent, "Consumer", lambda _: client)
-        return confluent.ReplayFilteredConsumer(config, **more)
+        return confluent.ReplayFilteredConsumer(config | dict(settings), **more)
 
     return made
 
@@ -351,6 +351,34 @@ def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_com
     assert sorted(client.seeks) == [(0, 70), (0, 71), (1, 71)]
 
 
+def test_confluent_a_refused_batch_ends_reads_until_nothing_that_it_was_read_with_is_read_any_more(of_client):
+    """Records of all these partitions are gone from the client: while one of them stays, going on would lose some."""
+
+    class Client(_Refused):
+        def subscribe(self, _, *, on_assign, on_revoke, **__):
+            self.came, self.revoked = on_assign, on_revoke
+
+        def incremental_assign(self, _):
+            pass
+
+        def incremental_unassign(self, _):
+            pass
+
+    client, partitions = Client(committed=50), [ConfluentPartition("orders", number) for number in range(2)]
+    consumer = of_client(client, {"partition.assignment.strategy": "cooperative-sticky"})
+    consumer.subscribe(["orders"])
+    client.came(client, partitions)
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    client.batch = []
+    client.revoked(client, partitions[:1])
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    client.revoked(client, partitions[1:])
+    client.came(client, partitions)
+    assert consumer.consume(10, 0) == [], "they come at their committed positions"
+
+
 class _Silent(_Refused):
     """A client whose group's coordinator does not answer for a while."""
 
@@ -365,8 +393,11 @@ class _Silent(_Refused):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return super().committed(partitions, _)
 
-    def subscribe(self, _, *, on_assign, **__):
-        self.assigned = on_assign
+    def subscribe(self, _, *, on_assign, on_revoke, **__):
+        self.came, self.revoked = on_assign, on_revoke
+
+    def unassign(self):
+        pass
 
     def pause(self, partitions):
         self.paused |= {one.partition for one in partitions}
@@ -386,12 +417,34 @@ def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_client,
     client = _Silent()
     consumer = of_client(client)
     consumer.subscribe(["orders"])
-    client.assigned(client, [ConfluentPartition("orders", 0)])
+    client.came(client, [ConfluentPartition("orders", 0)])
     for _ in range(2):
         assert consumer.consume(10, 0) == []
     assert "a later read asks again" in caplog.text
     client.is_silent = False
     assert [one.offset() for one in consumer.consume(10, 0)] == [50]
+
+
+def test_confluent_what_was_paused_as_it_went_comes_again_as_if_for_the_first_time(of_client, monkeypatch):
+    """The client remembers what it paused, whoever has it meanwhile."""
+    monkeypatch.setattr(confluent_client, "ask", lambda question, *_: question(1.0))
+    client, startpoints, partitions = _Silent(), _Sent(), [ConfluentPartition("orders", 0)]
+    consumer = of_client(client, startpoints=startpoints)
+    consumer.subscribe(["orders"])
+    client.came(client, partitions)
+    assert client.paused == {0}, "not loaded"
+    client.revoked(client, partitions)
+    assert client.paused == set()
+    client.is_silent = False
+    assert consumer.consume(10, 0) == []
+    with pytest.raises(BadFilterSetting):
+        consumer.position(partitions)
+    startpoints.target = RefusedStartpoint(1, KeyError("gone"))
+    for _ in range(2):
+        client.came(client, partitions)
+        assert client.paused == {0}, "stopped"
+        client.revoked(client, partitions)
+        assert client.paused == set()
 
 
 def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit_counts_it(of_three):

@@ -10,8 +10,10 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka import KafkaDestination, fence_driver
 from pushrep.kafka.answers import Code
+from pushrep.kafka.cluster import broker_refused, right_missing
+from pushrep.kafka.errors import BeginsAnew
 from pushrep.kafka.fence_driver import Fencing, transactional_id
-from pushrep.kafka.fence_rules import Fence, PartitionState, ProducerId
+from pushrep.kafka.fence_rules import MARKER_WITHIN_MS, Fence, PartitionState, ProducerId
 from pushrep.kafka.topic import TopicFacts
 from pushrep.outbox.status import DestinationStatus
 from pushrep.records import encode_batch
@@ -257,6 +259,92 @@ def test_a_transaction_whose_end_is_refused_is_begun_anew(asked):
     made, session = driver(SYSTEM_CLOCK, cluster)
     run(made, session, lambda: session.marked == [0, 1])
     assert sum(isinstance(one, AddPartitionsToTxnRequest) for one in cluster.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [(None, None), (right_missing("READ", "topic", "orders", 29), "READ on topic"), (OSError("reset"), None)],
+    ids=["of one partition", "of all", "the connection"],
+)
+def test_a_read_for_markers_that_fails_asks_who_leads_and_is_made_again(monkeypatch, fails, told):
+    """A partition whose leader has changed would wait for ever for a marker that another broker has."""
+    monkeypatch.setattr(fence_driver, "_LOOK_S_MAX", 0.01)
+    cluster = Brokers()
+    cluster.leaders = {0: 1, 1: 1}
+
+    async def fetch_many(offsets, *, wait_ms, failed, read=cluster.fetch_many):
+        if fails is not None and not cluster.refreshed:
+            raise fails
+        moved = {0} & offsets.keys() if not cluster.refreshed else set()
+        found = await read(offsets.keys() - moved, wait_ms=wait_ms, failed=failed)
+        failed.update({one: broker_refused("reading", Code.NOT_LEADER_OR_FOLLOWER) for one in moved})
+        return found
+
+    cluster.fetch_many = fetch_many
+    made, session = driver(SYSTEM_CLOCK, cluster)
+    run(made, session, lambda: sorted(session.marked) == [0, 1])
+    assert cluster.refreshed == 1, "once, and not for what was read"
+    said = [one for one in session.noted if one is not None]
+    assert [one for one in said if told is None or told not in one] == []
+    assert bool(said) is (told is not None)
+    assert session.noted[-1] is None
+
+
+def test_a_partition_that_lost_its_end_is_not_searched_for_a_marker():
+    cluster = Brokers()
+
+    async def fetch_many(offsets, *, wait_ms, failed):
+        failed.update({one: broker_refused("reading", Code.OFFSET_OUT_OF_RANGE) for one in offsets})
+        return {}
+
+    cluster.fetch_many = fetch_many
+    with pytest.raises(BeginsAnew, match="orders-0 lost its end"):
+        run(*driver(SYSTEM_CLOCK, cluster), lambda: False)
+
+
+def test_partitions_that_miss_their_marker_are_named_until_each_has_one():
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.leaders = {0: 1, 1: 2}
+    written = set()
+
+    async def fetch_many(offsets, *, read=cluster.fetch_many, **how):
+        return {one: data if one in written else b"" for one, data in (await read(offsets, **how)).items()}
+
+    cluster.fetch_many = fetch_many
+    made, session = driver(clock, cluster)
+
+    def are_sought():
+        if made.partitions.in_state(PartitionState.SOUGHT) != [0, 1]:
+            return False
+        clock.advance(MARKER_WITHIN_MS)
+        return True
+
+    def are_named():
+        if "no marker came into partition 0" not in str(session.noted[-1:]):
+            return False
+        written.add(0)
+        return True
+
+    def one_has_come():
+        if session.marked != [0]:
+            return False
+        assert session.noted[-1] is not None, "the other one's is missing"
+        written.add(1)
+        return True
+
+    run(made, session, are_sought, are_named, one_has_come, lambda: session.marked == [0, 1])
+    assert session.noted[-1] is None
+
+
+def test_a_right_that_is_given_is_used_by_the_next_session():
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.leaders, cluster.codes = {0: 1, 1: 2}, [Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
+    fencing = Fencing(DESTINATION, "an outbox", None, None, clock)
+    for is_fenced in (False, True):
+        session = Session(cluster, clock)
+        session.driver = fencing.driver(session, facts(HOUR_MS, HOUR_MS), cluster, has_shipped=False)
+        run(session.driver, session, lambda session=session: session.marked == [0, 1])
+        assert (fencing.newest.is_standing, fencing.newest.why_unfenced is None) == (is_fenced, is_fenced)
 
 
 def test_a_fence_that_waits_is_a_problem_of_its_own():

@@ -10,7 +10,14 @@ import pytest
 from confluent_kafka import KafkaError
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
-from partitioner import BadPartitionerSetting, NotDelivered, OffsetNotAbove, PartitionStopped, TopicUnfit
+from partitioner import (
+    BadPartitionerSetting,
+    NotDelivered,
+    OffsetNotAbove,
+    PartitionStopped,
+    TopicUnfit,
+    confluent,
+)
 from partitioner.confluent import SourcePartitionProducer, topic_facts
 from pushrep.kafka.answers import Code
 from tests.unit.simulated_brokers import LOST, PRODUCE, UNSENT, SimulatedBrokers
@@ -24,6 +31,21 @@ def brokers():
     with SimulatedBrokers(partitions=2) as made:
         made.produce_version = 8
         yield made
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    """After how many failures in a row each new client came; none is waited for."""
+    counts = []
+
+    class Counting:
+        @staticmethod
+        def pause_s(count):
+            counts.append(count)
+            return 0.0
+
+    monkeypatch.setattr(confluent, "_BACKOFF", Counting)
+    return counts
 
 
 def settings_of(brokers, **more):
@@ -94,9 +116,18 @@ def test_every_delivery_is_told_once_whatever_a_callback_raises(brokers):
     )
 
 
+def test_one_poll_takes_every_delivery_that_has_come(brokers):
+    with opened(brokers, {"linger.ms": 60_000, "batch.num.messages": 10}) as producer:
+        produce(producer, range(10), sources=[0])
+        until_s = time.monotonic() + WAIT_S
+        while len(producer) == 10 and time.monotonic() < until_s:
+            producer.poll(1)
+        assert len(producer) == 0, "the broker acknowledged all ten at once"
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_faults_at_random_lose_and_reorder_nothing(brokers, seed):
-    rng = random.Random(seed)
+def test_faults_at_random_lose_and_reorder_nothing(brokers, failures, seed):
+    rng, delivered = random.Random(seed), set()
     faults = [
         LOST, UNSENT, Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS,
         Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID,
@@ -107,8 +138,10 @@ def test_faults_at_random_lose_and_reorder_nothing(brokers, seed):
             produce(producer, range(at, at + 10))
             if rng.random() < 0.5:
                 producer.flush(WAIT_S)
+                delivered.add(len(failures))
         producer.flush(WAIT_S)
     assert filtered(brokers) == {source: list(range(60)) for source in range(4)}
+    assert {failures[at] for at in delivered if at < len(failures)} <= {0}, "a delivery ends failures in a row"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +151,7 @@ def test_faults_at_random_lose_and_reorder_nothing(brokers, seed):
         (Code.INVALID_RECORD, "INVALID_RECORD|refused"),
     ],
 )
-def test_one_refused_record_stops_its_partition_at_itself_until_a_retry(brokers, code, told):
+def test_one_refused_record_stops_its_partition_at_itself_until_a_retry(brokers, failures, code, told):
     brokers.topic[0].refuses = lambda record: "it is bad" if record.value == b"bad" else None
     brokers.topic[0].refuses_with = code
     with opened(brokers, {"linger.ms": 50}) as producer:
@@ -129,6 +162,7 @@ def test_one_refused_record_stops_its_partition_at_itself_until_a_retry(brokers,
             producer.flush(WAIT_S)
         assert (stopped.value.partition, stopped.value.metadata) == (0, StreamMetadata(PID, 0, 3))
         assert producer.stopped.keys() == {0}
+        assert len(failures) <= 2, "what fails together is one failure"
         with pytest.raises(PartitionStopped):
             producer.produce(StreamMetadata(PID, 0, 9), b"9")
         produce(producer, [8], sources=[1])
@@ -143,14 +177,16 @@ def test_one_refused_record_stops_its_partition_at_itself_until_a_retry(brokers,
     assert (seen[0], seen[1]) == (list(range(8)), [0, 1, 2, 4, 5, 6, 7, 8])
 
 
-def test_a_record_that_is_too_large_is_told_with_the_topics_limit(brokers):
+def test_a_record_that_is_too_large_is_told_with_the_topics_limit(brokers, failures):
     brokers.topic[0].size_max = brokers.topic[1].size_max = 2_000
     with opened(brokers) as producer:
         producer.produce(StreamMetadata(PID, 0, 0), b"0")
+        producer.flush(WAIT_S)
         producer.produce(StreamMetadata(PID, 0, 1), bytes(3_000))
         with pytest.raises(PartitionStopped, match=r"max\.message\.bytes=2000 \(set for the topic\)") as stopped:
             producer.flush(WAIT_S)
         assert stopped.value.cause.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+        assert failures == [0, 1], "the pause before the next client grows"
         brokers.topic[0].size_max = 10_000
         producer.retry(0)
     assert [len(one.value) for one in brokers.topic[0].records()] == [1, 3_000]

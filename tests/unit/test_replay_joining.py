@@ -1,4 +1,6 @@
-"""Identity O5: a subscriber holds every block against the one before, whatever the node has checked."""
+"""A subscriber beside one node: it holds every block against the one before, whatever the node has checked (identity
+O5), and does not wait for a node that has fallen silent.
+"""
 
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from pushrep.replay.remote import RemoteSession
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.connection import PeerEvent
 from pushrep.wire.error_codes import ErrorCode
+from tests.support.simulated_disk import SimulatedClock
 
 
 class Subscriber:
@@ -18,10 +21,8 @@ class Subscriber:
 
     correlation_id = 1
 
-    def __init__(self):
-        self.session = RemoteSession(
-            ("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK
-        )
+    def __init__(self, access=NodeAccess(), clock=SYSTEM_CLOCK):  # noqa: B008 - it is frozen
+        self.session = RemoteSession(("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), access, clock)
         self.socket, self.coming = SimpleNamespace(settimeout=lambda seconds: None), []
         self.session.start(self, wire.StartReplayResponse(session_id=1, start_offset=0, end_offset=100))
 
@@ -119,3 +120,43 @@ def test_identity_o5_an_end_is_reached_by_records_that_came(subscriber):
 def test_identity_o5_an_end_that_was_reached_is_one(subscriber, last):
     assert subscriber.gets(last) is None
     assert (subscriber.end.code, subscriber.end.reason) == (ErrorCode.NONE, last.reason)
+
+
+class Away:
+    """A network on which nobody answers; how often it was tried."""
+
+    tried = 0
+
+    def connect(self, address, timeout_s):
+        self.tried += 1
+        raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_a_connection_without_a_word_for_the_longest_silence_is_broken(reconnect, is_paused):
+    """NodeAccess: "a connection without any message, not even a heartbeat, for so long counts as broken"."""
+    access, clock = NodeAccess(reconnect=reconnect, network=Away()), SimulatedClock()
+    clock.advance(1_000_000)
+    subscriber = Subscriber(access, clock)
+    clock.advance(access.silence_max_ms + 1)
+    subscriber.session.attach(subscriber, 2)  # as after a reconnect
+    clock.advance(access.silence_max_ms)
+    assert subscriber.session.step() is None
+    assert subscriber.coming == [], "it is a new connection"
+    subscriber.gets(data(0, 10, batch(0, 10)))
+    clock.advance(access.silence_max_ms)
+    subscriber.gets(wire.ReplayData(session_id=1, start_offset=10, end_offset=10, tip_offset=100))
+    clock.advance(access.silence_max_ms)
+    assert subscriber.session.step() is None
+    assert subscriber.coming == [], "a heartbeat is a word"
+    clock.advance(1)
+    subscriber.session.rest() if is_paused else subscriber.session.step()
+    assert subscriber.coming is None, "the connection is closed"
+    subscriber.session.step()
+    assert access.network.tried == reconnect
+    if reconnect:
+        assert subscriber.end is None
+    else:
+        found = subscriber.end
+        assert (found.code, found.offset, found.reason) == (ErrorCode.REQUEST_TIMED_OUT, 10, ReplayEndReason.ERROR)
