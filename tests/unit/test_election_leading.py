@@ -46,6 +46,8 @@ from pushrep.election.leader import (
 )
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.push_session import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
+from pushrep.outbox.errors import CommandRefused
+from pushrep.outbox.promotion import ListChange
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.election import too_few
 from pushrep.topic_id_partition import TopicIdPartition
@@ -865,3 +867,23 @@ def test_a_candidate_that_was_not_filled_counts_for_nothing_itself():
     assert promotion.state is CandidateState.GRANTING
     assert stored(promotion, 2) == []
     assert stored(promotion, 0) == [Lead(promotion.grant)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_lost"),
+    [
+        (MemberAnswer(index=2, grant=grant(), highest_epoch=256), False),
+        (MemberAnswer(index=2, grant=grant(), highest_epoch=256, is_unfilled=True), True),
+        (MemberAnswer(index=2, grant=None, highest_epoch=0), True),
+        (MemberAnswer(index=2, grant=None, highest_epoch=0, is_unfilled=True), True),
+    ],
+)
+def test_a_member_is_lost_whose_directory_is_not_the_one_that_it_was(tmp_path, answer, is_lost):
+    """What answers at its address has no grant, or holds less than was acknowledged to it."""
+    change = ListChange(frozenset({2}))
+    found = {1: MemberAnswer(index=1, grant=grant(), highest_epoch=256), 2: answer}
+    if is_lost:
+        change.check_looked(tmp_path, grant(), 0, found)
+    else:
+        with pytest.raises(CommandRefused, match="member 2 answers: it is not lost"):
+            change.check_looked(tmp_path, grant(), 0, found)
