@@ -117,7 +117,8 @@ def toy(tmp_path):
     (root / "tests" / "test_toy.py").write_text(TESTS)
     house = Path(mutants.__file__).parent
     shutil.copy(mutants.__file__, root / "tests" / "house")
-    shutil.copytree(house / "children", root / "tests" / "house" / "children")
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(house / "children", root / "tests" / "house" / "children", ignore=without)
     return root
 
 
