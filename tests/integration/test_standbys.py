@@ -479,7 +479,10 @@ def test_a_look_that_began_before_another_was_promoted_takes_nothing_from_it(mem
         if state is StandbyState.LOOKING and not promoted:
             promoted.append(promote(members.data[2] / str(granted.outbox_id)))
             # A majority is enough for it: on a busy machine this member has the grant a moment later.
-            wait_until(lambda: find_election_state(place, REAL_FILESYSTEM)[1].grant.leader == 2, "the looking member has the grant")
+            wait_until(
+                lambda: find_election_state(place, REAL_FILESYSTEM)[1].grant.leader == 2,
+                "the looking member has the grant",
+            )
 
     try:
         first.wait_until_it_leads()
