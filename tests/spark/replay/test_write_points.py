@@ -20,14 +20,14 @@ from tests.spark_programs import PYTHONS
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-ASIDE = ("file aside", "renamed", "removed")
+ASIDE = ("file aside", "removed")  # linked to its name, on a local disk
 BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", "marks")
-BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "DELETE", "COMMIT")
+BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "COMMIT")
 POINTS = {
     "path": ("removed", *ASIDE, *BATCH_OF_FILES, *BATCH_OF_FILES),
     "catalog": ("CREATE", "ALTER", "INSERT", "marks", "ALTER", "INSERT", "marks"),
     "sqlite": ("CREATE", "CREATE", "COMMIT", "CREATE", "COMMIT", *BATCH_OF_A_DATABASE, *BATCH_OF_A_DATABASE),
-    "topic": (*ASIDE, "sent", "marks", "sent", "marks"),
+    "topic": (*ASIDE, "removed", *ASIDE, "sent", "marks", "sent", "marks"),
     "delta": ("made", "rows", "marks", "rows", "marks"),
 }
 """The writes of a query's first two batches, in order.""" ""
