@@ -14,7 +14,7 @@ follows.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -461,22 +461,25 @@ class KeptOutbox:
                 return why
         return ""
 
-    def partitions(self, known: Mapping[tuple[str, int], UUID] | None = None) -> Iterator[TopicIdPartition]:
-        """Every log here, in use or not. known: ids of those whose file of it is damaged; others are left out then.
-
-        Raises CorruptPartitionMetadata without `known`.
-        """
+    def found(self) -> Iterator[tuple[str, int, UUID | CorruptPartitionMetadata]]:
+        """(topic, partition, topic id) of every log here, in use or not; in place of the id why it can't be read."""
         if not self._store.filesystem.exists(self.directory):
             return
         for topic, partition in list_logs(self.directory, self._store.filesystem):
             try:
                 topic_id = read_partition_metadata(self.directory / f"{topic}-{partition}", self._store.filesystem)
-            except CorruptPartitionMetadata:
-                if known is None:
-                    raise
-                topic_id = known.get((topic, partition))
+            except CorruptPartitionMetadata as error:
+                yield topic, partition, error
+                continue
             if topic_id is not None:
-                yield TopicIdPartition(topic_id, topic, partition)
+                yield topic, partition, topic_id
+
+    def partitions(self) -> Iterator[TopicIdPartition]:
+        """Every log here, in use or not. Raises CorruptPartitionMetadata."""
+        for topic, partition, topic_id in self.found():
+            if isinstance(topic_id, CorruptPartitionMetadata):
+                raise topic_id
+            yield TopicIdPartition(topic_id, topic, partition)
 
     def close(self) -> None:
         """Close every log. Raises the first error, after all are closed."""

@@ -41,6 +41,7 @@ from pushrep.replicate.access import Access, audit
 from pushrep.replicate.errors import Refusal
 from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.status.table import time_text
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
@@ -117,14 +118,14 @@ class Recordings:
     def reconcile(self) -> None:
         """Give an id to every log here without one. Raises OSError."""
         catalogue = self.catalogue  # first: opening it finishes deletions
-        known: dict[UUID, dict[tuple[str, int], UUID]] = {}
-        for one in catalogue:
-            known.setdefault(one.outbox_id, {})[one.tp.topic, one.tp.partition] = one.tp.topic_id
-        outboxes = [(kept, known.get(kept.outbox_id, {})) for kept in self.store.outboxes()]
-        catalogue.reconcile(
-            [FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept, ids in outboxes for tp in kept.partitions(ids)],
-            self.store.clock.wall_ms(),
-        )
+        known = {(one.outbox_id, one.tp.topic, one.tp.partition): one.tp.topic_id for one in catalogue}
+        logs = []
+        for kept in self.store.outboxes():
+            for topic, partition, read in kept.found():
+                topic_id = read if isinstance(read, UUID) else known.get((kept.outbox_id, topic, partition))
+                if topic_id is not None:  # else its file is damaged, and it was never listed
+                    logs.append(FoundLog(TopicIdPartition(topic_id, topic, partition), 0, outbox_id=kept.outbox_id))
+        catalogue.reconcile(logs, self.store.clock.wall_ms())
 
     def find(self, recording_id: int) -> KeptRecording | None:
         """The recording, if it is not deleted. Raises ReplayRefused, OSError."""

@@ -140,7 +140,8 @@ class ReplicaNode:
     def _kept(self, outbox_id: UUID) -> Kept:
         kept = self.store.look_up(outbox_id)
         state = kept.election_state
-        topics = {tp.topic for tp in kept.partitions({})} | ({state.grant.topic} if state.grant is not None else set())
+        # Also of a log whose metadata are damaged: a rule for some topics would get at the others beside it.
+        topics = {topic for topic, _, _ in kept.found()} | ({state.grant.topic} if state.grant is not None else set())
         return Kept(kept.directory, frozenset(topics), state.identities, is_led_here=state.is_led_here)
 
     def replicas(self) -> list[tuple[UUID, ReplicaLog]]:

@@ -217,8 +217,8 @@ class RelayDatabase:
     def reading(
         self, state: RelayState, *, rows_max: int, bytes_max: int
     ) -> Iterator[Callable[[int], tuple[Page, bool]]]:
-        """Read the state's batch page by page, over one connection. Called with an id it gives the rows behind it, by
-        id: no more once they have `bytes_max`; and whether none follows, as far as it is known.
+        """Yield a function that reads a page of the state's batch, all over one connection: given an id it returns the
+        rows behind it, by id, no more once they have `bytes_max`; and whether none follows, as far as it is known.
         """
         each = bytes_max // rows_max
         with self._at_once.connect() as connection:

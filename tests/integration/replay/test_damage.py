@@ -23,7 +23,9 @@ from pushrep.replay import (
     ReplayRequest,
 )
 from pushrep.replay.client import compare_copies
+from pushrep.replicate.errors import Refusal
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 
 RECORDS, DAMAGED_FROM = 300, 290
@@ -161,6 +163,20 @@ def test_a_log_that_can_not_be_opened_is_invalid_and_hides_no_other(world, why):
                 client.replay(ReplayRequest("orders-0"))
             assert told.value.code is ErrorCode.INVALID_RECORDING
     assert node.replay_server.counters().refused == {ErrorCode.INVALID_RECORDING: 1}
+
+
+def test_a_log_whose_metadata_are_damaged_counts_for_who_may_read_the_outbox(world):
+    """A rule for some topics opens no outbox that has others, too, whatever became of their files."""
+    node = world.node()
+    leader = world.leader(node).fill(10)
+    world.leader(node, TopicIdPartition(uuid4(), "rates", 0), outbox=leader.outbox).fill(10)
+    log = world.root / "node" / str(leader.outbox) / "orders-0"
+    node.stop()
+    UNOPENED["damaged"](log)
+    node = world.node(port=node.address.port, allow=frozenset({"reader=rates:read", "both=*:read"}))
+    node.access.check("both", ApiKey.START_REPLAY, leader.outbox)
+    with pytest.raises(Refusal):
+        node.access.check("reader", ApiKey.START_REPLAY, leader.outbox)
 
 
 def test_a_log_whose_opening_failed_is_invalid_until_its_files_are_back(world):

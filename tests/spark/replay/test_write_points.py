@@ -30,7 +30,7 @@ POINTS = {
     "topic": (*ASIDE, "removed", *ASIDE, "sent", "marks", "sent", "marks"),
     "delta": ("made", "rows", "marks", "rows", "marks"),
 }
-"""The writes of a query's first two batches, in order.""" ""
+"""The writes of a query's first two batches, in order."""
 POINTS |= {"postgresql": POINTS["sqlite"], "iceberg": POINTS["delta"]}
 OWN_FAULT_OF_4_1 = re.compile(r"shown by a second start; the first: .*scala\.collection\.IterableOps\.map")
 """SPARK-57438, over Kafka: docs/spark.md."""
