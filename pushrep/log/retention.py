@@ -798,12 +798,9 @@ class BackgroundTasks:
             self._flusher.soon(self, 0)
 
     def end(self) -> None:
-        """The log is about to be closed: when this returns, no pass runs, and all leases are broken."""
-        if self._log is None:
-            return
+        """The log is about to be closed: when this returns, no pass runs."""
         if self._flusher is not None:
             self._flusher.detach(self)
-        self.retention.break_leases("the log was closed")
 
     def check_disk(self) -> None:
         """Raise AppendFailed while the disk is too full for appends; else this costs one comparison."""

@@ -914,6 +914,8 @@ class SegmentLog(ClosedAtExit):
                 self._background.sync_derived()
                 self._rebuild_suspect_indexes()
         finally:
+            # Not before: a holder who is told of it looks whether the log is closed.
+            self._background.retention.break_leases("the log was closed")
             view = self._context.view
             try:
                 view.close(clean)

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pushrep.env import READABLE, WRITABLE, Clock, Network, Poller, Thread
-from pushrep.log import Lease, LeaseBroken
+from pushrep.log import Lease, LeaseBroken, OffsetOutOfRange
 from pushrep.log.errors import is_shortage
 from pushrep.log.published import LogOffsets
 from pushrep.log.reader import LogSlice, LogSlices, SlicedFile
@@ -207,8 +207,8 @@ class ServedSession:
         return opened
 
     def _take_lease(self) -> None:
-        post, gone = self._server.post, self._lease_gone
-        self._lease = self.source.lease(self.session.position, lambda reason: post(lambda: gone(reason)))
+        post, gone, opened = self._server.post, self._lease_gone, self.source.reopened
+        self._lease = self.source.lease(self.session.position, lambda reason: post(lambda: gone(reason, opened)))
 
     # ---- the server's thread
 
@@ -343,14 +343,16 @@ class ServedSession:
             with suppress(LeaseBroken):  # `_lease_gone` handles it
                 self._lease.renew(offset)
 
-    def _lease_gone(self, reason: str) -> None:
-        """The lease was broken, or the log was closed because its leader reconnected and the log was opened anew."""
-        reopened = self.source.reopened
-        with suppress(*READ_ERRORS):
+    def _lease_gone(self, reason: str, opened: int) -> None:
+        """The lease was broken, or the log was closed because its leader reconnected and the log was opened anew.
+
+        opened: `reopened` of the log that the lease was of; a turn may have found the new one already.
+        """
+        with suppress(LeaseBroken, *READ_ERRORS):
             self.source.facts()  # so it notices the new log
-            if self.source.reopened != reopened:
-                self._take_lease()
-                self._server.ready(self)
+            if self.source.reopened != opened and self.session.end_reason is None:
+                with suppress(OffsetOutOfRange):  # its next turn tells what it lacks
+                    self._take_lease()
                 return
         self.handle(e.LeaseLost(reason))
 
@@ -376,7 +378,8 @@ class ServedSession:
         if is_same and not is_shorter:
             self._is_cut = False  # removed by retention, which is no cut; nothing can be compared
             return False
-        self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
+        at = position if self._sent is None else self._sent[0]  # all of that batch is to be taken back
+        self.handle(self.source.cut_since(at, -1 if self._before is None else self._before, facts))
         return True
 
     def _is_sent(self, header: BatchHeader) -> bool:

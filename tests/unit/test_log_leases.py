@@ -3,7 +3,8 @@
 import pytest
 
 from pushrep.errors import ForkedProcess
-from pushrep.log.errors import LeaseBroken
+from pushrep.log import SegmentLog
+from pushrep.log.errors import LeaseBroken, LogClosed
 from pushrep.log.retention import Leases
 from tests.support.forks import code_in_fork
 from tests.support.simulated_disk import SimulatedClock
@@ -68,6 +69,21 @@ def test_all_are_broken_with_the_reason_and_one_that_fails_keeps_nobody_from_kno
     assert "no route" in caplog.text
     leases.break_all("again")
     assert held[0].broken == "the disk is 86 % full", "the first reason stays"
+
+
+def test_who_is_told_that_the_log_was_closed_finds_it_closed(tmp_path):
+    """A replay that looks goes on with a reader, or with the log opened anew; else it would end for nothing."""
+    log, told = SegmentLog.open(tmp_path / "orders-0"), []
+    log.append([b"a"])
+
+    def look(reason):
+        with pytest.raises(LogClosed):
+            log.ends()
+        told.append(reason)
+
+    lease = log.acquire_lease("audit", 0, look)
+    log.close()
+    assert (told, lease.broken) == (["the log was closed"], "the log was closed")
 
 
 def test_a_fork_holds_nothing(leases):

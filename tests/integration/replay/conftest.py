@@ -9,7 +9,9 @@ import pytest
 from pushrep.election.grants import Grant
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig
-from pushrep.records import encode_batch
+from pushrep.records import RecordBatch, encode_batch
+from pushrep.records import header as layout
+from pushrep.records.header import crc32c
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.connecting import ReplicaClient
@@ -59,6 +61,19 @@ def connections(monkeypatch):
     return connections
 
 
+class StandingClock:
+    """Clocks that stand until a test puts them forward."""
+
+    def __init__(self):
+        self.ms = 0
+
+    def wall_ms(self):
+        return 1_700_000_000_000 + self.ms
+
+    def monotonic_ms(self):
+        return self.ms
+
+
 def open_log(node, tp):
     """A node's log while it is in use."""
     return next(replica.log for _, replica in node.replicas() if replica.tp == tp)
@@ -73,6 +88,14 @@ def take(replay, count):
 
 def offsets(records):
     return [record.offset for record in records]
+
+
+def control(batch: RecordBatch) -> RecordBatch:
+    """The same as a marker, which is no data."""
+    data = bytearray(batch.data)
+    data[22] |= 0x20
+    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
+    return RecordBatch(bytes(data))
 
 
 class Leader:

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from pushrep.records import Codec, RecordBatch, encode_batch
-from pushrep.records import header as layout
-from pushrep.records.header import crc32c
+from pushrep.records import Codec, encode_batch
 from pushrep.replay import (
     FOLLOW,
     TO_END,
@@ -28,7 +26,7 @@ from pushrep.replay import (
 )
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import QUICK, World, open_log, until
+from tests.integration.replay.conftest import QUICK, World, control, open_log, until
 
 EXAMPLES = 200 if settings().max_examples == 500 else 12  # the long form is torture's
 PATIENT = {"block_bytes": 300, "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000}
@@ -111,14 +109,6 @@ def given(client: ReplayClient, request: ReplayRequest, wanted: Answer | ErrorCo
             records += replay.poll()
             assert replay.end_reason is None
     return records
-
-
-def control(batch: RecordBatch) -> RecordBatch:
-    """The same as a marker, which is no data."""
-    data = bytearray(batch.data)
-    data[22] |= 0x20
-    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
-    return RecordBatch(bytes(data))
 
 
 class Built:

@@ -10,7 +10,7 @@ import pytest
 from pushrep.cli import main as cli_main
 from pushrep.election.grants import Member
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.log import SegmentLog
+from pushrep.log import LogConfig, SegmentLog
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.replay import (
     TO_END,
@@ -23,10 +23,13 @@ from pushrep.replay import (
     ReplayRequest,
     ReplayTruncated,
 )
+from pushrep.replay.catalogue import FoundLog
+from pushrep.replay.node_connection import NodeConnection
 from pushrep.replicate.election_state import find_election_state
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import offsets, open_log, take, until
+from tests.integration.replay.conftest import QUICK, offsets, open_log, take, until
 
 IN_USE = ErrorCode.RECORDING_IN_USE
 
@@ -69,6 +72,17 @@ def test_extend_goes_on_above_the_newest_grant_too(node, client, leader):
     for epoch in (512, 768):
         assert refused(client.extend, "orders-0", epoch) is ErrorCode.FENCED_LEADER_EPOCH
     assert client.extend("orders-0", 1024) == 100
+
+
+def test_extend_goes_on_at_an_end_that_is_on_disk(world):
+    """Else a power cut would leave the log shorter than where its next epoch begins."""
+    node = world.node(config=LogConfig(preallocate_bytes=0, flush_ms=3_600_000))
+    leader = world.leader(node).fill(10)
+    leader.fill(17, flush=False)
+    leader.say(flush=False, end_session_reason=0)
+    assert open_log(node, leader.tp).flushed_offset == 10
+    assert world.client(node).extend("orders-0", 512) == 17
+    assert open_log(node, leader.tp).flushed_offset == 17
 
 
 def test_truncate_tells_the_sessions_before_it_cuts_and_those_that_began_meanwhile(node, client, stopped):
@@ -263,6 +277,21 @@ def test_recordings_are_listed_by_topic_from_an_id_and_by_pages(world, node, cli
     assert [json.loads(line)["name"] for line in capfd.readouterr().out.splitlines()] == [
         name for name in (by_id[one] for one in sorted(by_id)) if name.startswith("orders")
     ][:2]
+
+
+def test_a_page_of_recordings_has_a_thousand_at_most(world):
+    """Whatever was asked for: an answer of any size would be held in memory, and sent ahead of the replays' blocks."""
+    there = [FoundLog(TopicIdPartition(uuid4(), "orders", n), 0) for n in range(1_001)]
+    (world.root / "node").mkdir()
+    Catalogue.open(world.root / "node").reconcile(there, 0)
+    first, pages = 0, []
+    with NodeConnection(world.node().address, QUICK) as connection:
+        for _ in range(3):
+            asked = wire.DescribeRecordingsRequest(from_recording_id=first, limit=5_000)
+            page = connection.ask(asked, wire.DescribeRecordingsResponse)
+            pages.append((len(page.recordings), page.has_more))
+            first = page.recordings[-1].recording_id + 1 if page.recordings else first
+    assert pages == [(1_000, True), (1, False), (0, False)]
 
 
 def test_many_askers_at_once_leave_one_truth(world, node, client, stopped):

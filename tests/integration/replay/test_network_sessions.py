@@ -26,9 +26,10 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replay.node_connection import NodeConnection
+from pushrep.replicate.replay_recordings import Recordings
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
+from tests.integration.replay.conftest import QUICK, WAIT_S, StandingClock, offsets, take, until
 
 
 def refusal(client, recording="orders-0", **request):
@@ -176,6 +177,50 @@ def test_connect_timeout_a_session_that_nobody_attaches_to_is_an_error_and_its_s
         client.attach(session_id)
     assert refused.value.code is ErrorCode.UNKNOWN_REPLAY
     assert len(take(client.replay(ReplayRequest("orders-0")), 10)) == 10
+
+
+def test_the_time_to_attach_counts_from_the_request_on(world, monkeypatch):
+    """5 s from the request: what a slow disk takes of it is not given again."""
+    clock = StandingClock()
+    node = world.node(replay={"connect_timeout_ms": 5_000}, clock=clock)
+    world.leader(node).fill(10)
+    client, look_up = world.client(node), Recordings.source
+
+    def slowly(*arguments):
+        clock.ms += 4_000
+        return look_up(*arguments)
+
+    monkeypatch.setattr(Recordings, "source", slowly)
+    client.start_replay(ReplayRequest("orders-0"))
+    for passed_ms, sessions in ((999, 1), (1, 0)):
+        clock.ms += passed_ms
+        for _ in range(2):  # each answer is behind a look of the server
+            client.recordings()
+        assert len(node.replay_server.counters().sessions) == sessions
+
+
+@pytest.mark.parametrize(
+    ("in_its_place", "code"), [("nothing", ErrorCode.UNKNOWN_RECORDING), ("a file", ErrorCode.INVALID_RECORDING)]
+)
+def test_a_log_that_vanishes_while_it_is_looked_up_is_unknown_and_one_that_can_not_be_read_is_invalid(
+    world, node, leader, client, monkeypatch, in_its_place, code
+):
+    """INVALID_RECORDING with its reason; "there is none" is said only of what is not there."""
+    place, look_up = world.root / "node" / str(leader.outbox) / "orders-0", Recordings.source
+    (one,) = client.recordings()
+
+    def changed(*arguments):
+        found = look_up(*arguments)
+        node.store.outbox(leader.outbox).close()
+        place.rename(world.root / "away")
+        if in_its_place == "a file":
+            place.write_bytes(b"")
+        return found
+
+    monkeypatch.setattr(Recordings, "source", changed)
+    refused = refusal(client, one.recording_id)
+    assert (refused.code, str(place) in refused.why) == (code, code is ErrorCode.INVALID_RECORDING)
+    assert node.replay_server.counters().refused == {code: 1}
 
 
 def test_attach_needs_all_64_bits_and_takes_one_subscriber_even_from_another_client(world, node, client):
