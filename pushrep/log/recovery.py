@@ -273,7 +273,7 @@ class Recovered:
     report: RecoveryReport
     epochs_seen: tuple[tuple[int, int], ...]
     has_news: bool
-    log_id: UUID | None
+    log_id: UUID
 
 
 class Recovery:
@@ -287,8 +287,8 @@ class Recovery:
         clock: Clock,
         progress: Progress,
         *,
+        log_id: UUID,
         is_copy: bool = False,
-        log_id: UUID | None = None,
         epochs: LeaderEpochs | None = None,
         repairable_below: int = 0,
         is_suspect: bool = False,
@@ -516,7 +516,7 @@ class Recovery:
         if seal is None:
             return None
         found = (segment.base_offset, segment.next_offset, segment.size_bytes)
-        return seal.contradiction(self._headers.seal(self._log_id or seal.log_id, self._directory, *found))
+        return seal.contradiction(self._headers.seal(self._log_id, self._directory, *found))
 
     def _as_in_a_copy(self, segment: Segment, end: Damage) -> Damage | TornTail:
         if holds_whole_batch(segment.file, end.position, end.next_offset):

@@ -45,7 +45,7 @@ class Scrubbed(Protocol):
     @property
     def path(self) -> Path: ...
     @property
-    def log_id(self) -> UUID | None: ...
+    def log_id(self) -> UUID: ...
     @property
     def leader_epochs(self) -> LeaderEpochs: ...
     def sealed(self) -> list[tuple[int, int]]:
@@ -294,22 +294,18 @@ class Scrub:
 
     def _judge(self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc) -> Seal | None:
         """Returns the seal that it lacks."""
-        missing = None
         if not isinstance(end, CleanEnd) or end.next_offset != following:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
             self._found(log, base, following, end, why)
             return None
         seal = read_seal(self._filesystem, log.path, base)
-        log_id = log.log_id or (None if seal is None else seal.log_id)
-        if log_id is not None:
-            found = headers.seal(log_id, log.path, base, end.next_offset, end.position)
-            if seal is None:
-                missing = found
-            elif (why_not := seal.contradiction(found)) is not None:
-                self._found(log, base, following, CleanEnd(0, base), why_not)
-                return None
+        found = headers.seal(log.log_id, log.path, base, end.next_offset, end.position)
+        why_not = None if seal is None else seal.contradiction(found)
+        if why_not is not None:
+            self._found(log, base, following, CleanEnd(0, base), why_not)
+            return None
         self._is_whole(log, base)
-        return missing
+        return found if seal is None else None
 
     def _keep_seal(self, log: Scrubbed, seal: Seal, cuts: int) -> None:
         with suppress(OSError):  # on a full disk: a later pass makes it

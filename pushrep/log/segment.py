@@ -131,7 +131,6 @@ class Segment:
         segment = cls(filesystem, directory, base_offset, config)
         segment._begin_headers()
         try:
-            remove_seals(filesystem, directory, [base_offset])
             segment._file = filesystem.open(segment.path, create=True)
             segment._file_bytes = segment._file.size()
             for index in (segment.index, segment.time_index):
@@ -202,22 +201,18 @@ class Segment:
             raise FileRemoved(self.path, self._file_bytes, found)
 
     def check_written(self) -> None:
-        """`check_file` for the file in its final form, on disk; if it has holes, its batches are read back, and the
-        seal is computed from them. Raises FileRemoved, OSError.
+        """`check_file` for the file in its final form, on disk; if it has holes, its batches are read back. Raises
+        FileRemoved, OSError.
 
         A cut by another program, and a write behind it, leave the size that it had, and a hole.
         """
         self.check_file()
         if not self.file.has_hole(self.size_bytes):
             return
-        headers = HeadersCrc()
         for step in scan_vectorised(self.file, self._all):
-            if isinstance(step, BatchRun):
-                headers.add_run(step)
-            elif not isinstance(step, CleanEnd) or step.next_offset != self.next_offset:
+            is_whole = isinstance(step, CleanEnd) and step.next_offset == self.next_offset
+            if not is_whole and not isinstance(step, BatchRun):
                 raise FileRemoved(self.path, self.size_bytes, step.position)
-        if self._headers is not None:
-            self._headers, self._pending_headers = headers, headers.pending
 
     def has_room(self, header: BatchHeader) -> bool:
         """Whether a batch still fits into this segment, by size, by time and by the 32 bits of index entries."""
@@ -374,9 +369,9 @@ class Segment:
                 self.index_run(step)
             yield step
 
-    def seal(self, log_id: UUID | None) -> Seal | None:
+    def seal(self, log_id: UUID) -> Seal | None:
         """The seal of its present content; None unless this object appended every batch of it."""
-        if self._headers is None or log_id is None:
+        if self._headers is None:
             return None
         return self._headers.seal(log_id, self.path.parent, self.base_offset, self.next_offset, self.size_bytes)
 

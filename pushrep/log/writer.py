@@ -123,7 +123,7 @@ class LogWriter:
         *,
         is_unlisted: bool = False,
     ) -> None:
-        self.log_id: UUID | None = recovered.log_id
+        self.log_id: UUID = recovered.log_id
         """The id in partition.metadata."""
         self.path: Path = context.view.path
         """The log's directory."""

@@ -267,7 +267,7 @@ class ReplayCalls:
         if served is not None and served.identity != connection.sender:
             self._server.recordings.access.refused(connection.sender, ApiKey.ATTACH)
             served = None  # as one that is not there
-        if served is None or served.connection is not None or served.session.state is not ReplayState.INIT:
+        if served is None or served.session.state is not ReplayState.INIT:
             why = "no such replay, or its time to attach is over, or it has a subscriber"
             self.refuse(connection, call, ErrorCode.UNKNOWN_REPLAY, why)
             return

@@ -97,8 +97,8 @@ class Recordings:
         self.store, self.access = store, access
         self.sessions_of: Callable[[KeptRecording], int] = lambda _recording: 0
         """How many sessions a recording has; the replay server's, as the next one."""
-        self.notify_sessions: Callable[[KeptRecording, Event], int] = lambda _recording, _event: 0
-        """Gives all of them an event; returns how many it ended."""
+        self.notify_sessions: Callable[[KeptRecording, Event], object] = lambda _recording, _event: None
+        """Gives all of them an event."""
         self.is_copied: Callable[[int], bool] = lambda _recording_id: False
         """Whether it is being copied from another node."""
         self._opened: Catalogue | None = None
@@ -253,10 +253,10 @@ class Recordings:
             why = f"offset {asked.offset} lies in the batch at {cut}, which begins below the log start"
             raise ReplayRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
         epoch = log.leader_epochs.epoch_of(cut - 1)
-        stopped = self.notify_sessions(recording, Truncated(cut, epoch))
+        self.notify_sessions(recording, Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True, keep=asked.keep)
         self.notify_sessions(recording, Truncated(cut, epoch))  # sessions that have begun meanwhile
-        return wire.TruncateResponse(end_offset=end, stopped=stopped)
+        return wire.TruncateResponse(end_offset=end)
 
     def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
         """Remove the whole segments below the offset."""

@@ -488,9 +488,9 @@ class ReplayServer:
             self._changed.add(tp)
             self._wake()
 
-    def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
-        """Give all sessions of a recording an event; returns how many it ended. For the worker's thread."""
-        return self._count_ended(lambda: self._sessions_of(recording), event)
+    def post_and_wait(self, recording: KeptRecording, event: e.Event) -> None:
+        """Give all sessions of a recording an event. For the worker's thread."""
+        self._count_ended(lambda: self._sessions_of(recording), event)
 
     def stop_session(self, session_id: int) -> bool:
         """End any client's session; whether it ran. Waits for the server's thread, so call it from another one."""

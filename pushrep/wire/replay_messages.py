@@ -224,10 +224,9 @@ class TruncateRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateResponse(Response):
-    """The end after the cut, and how many sessions it ended."""
+    """The end after the cut."""
 
     end_offset: OffsetOrNone = -1
-    stopped: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

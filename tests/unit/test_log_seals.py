@@ -16,7 +16,13 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import AppendFailed, CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, BadLogFile, read_partition_metadata
+from pushrep.log.directory_files import (
+    CLEAN_MARKER_NAME,
+    BadLogFile,
+    CheckpointFile,
+    encode_checkpoint,
+    read_partition_metadata,
+)
 from pushrep.log.inspection import leftovers
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
@@ -25,6 +31,7 @@ from pushrep.log.verify import FindingKind, verify_log
 from pushrep.log.writer import LogWriter
 from pushrep.replay import TO_END, ReplayClient, ReplayFailed, ReplayRefused, ReplayRequest
 from tests.readers.batch_bytes import parse_batches
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("closes_its_files")
 
@@ -220,7 +227,7 @@ def test_o6_a_damaged_last_batch_costs_no_record_before_it(tmp_path):
 
 
 def test_a_segment_with_its_seal_from_another_log_is_found(tmp_path):
-    """identity O6: the log's id."""
+    """identity O6: the log's id; by verify, the scrub and an opening that scans it."""
     path, other = made(tmp_path / "orders-0"), made(tmp_path / "orders-1")
     for suffix in (".log", ".seal", ".index", ".timeindex"):
         name = f"{bases(path)[1]:020d}{suffix}"
@@ -228,6 +235,27 @@ def test_a_segment_with_its_seal_from_another_log_is_found(tmp_path):
     (finding,) = verify_log(path).findings
     assert finding.kind is FindingKind.SEAL
     assert str(read_partition_metadata(other)) in finding.reason
+    with SegmentLog.open(path, SMALL) as log:
+        (found,) = log.scrub.run_pass().findings
+    assert found.reason == finding.reason
+    with SegmentLog.open(path, replace(SMALL, verify_last_segments=100)) as log:
+        assert (log.damaged_from, log.recovery.damage) == (bases(path)[1], finding.reason)
+
+
+def test_o6_a_sealed_segment_that_is_scanned_from_its_middle_on_is_not_held_against_its_seal(tmp_path):
+    """Its first headers were not seen: an opening after a kill begins where the log was last known to be on disk."""
+    config = replace(SMALL_UNSCRUBBED, segment_bytes=10_000, index_interval_bytes=100)
+    path = made(tmp_path / "orders-0", 1_000, config)
+    first, second, *_ = bases(path)
+    for name in (CLEAN_MARKER_NAME, PUBLISHED_NAME):
+        (tmp_path / name).unlink()
+    middle = {path.name: (first + second) // 2}
+    (tmp_path / CheckpointFile.RECOVERY_POINT.value).write_bytes(encode_checkpoint(middle))
+    with SegmentLog.open(path, config) as log:
+        report = log.recovery
+        assert report.bytes_scanned < sum(file.stat().st_size for file in path.glob("*.log")), "not from its start"
+        assert (report.segments_scanned, report.damage) == (len(bases(path)), None)
+        assert len(list(log.records(0))) == 1_000
 
 
 def test_a_segment_with_its_seal_from_another_partition_of_the_topic_is_found(tmp_path):
@@ -407,6 +435,18 @@ def test_the_scrub_seals_what_has_none(tmp_path):
         status = log.scrub.run_pass()
     assert (status.passes, status.seals_made, status.findings) == (1, 1, ())
     assert {file.name: file.read_bytes() for file in path.glob("*.seal")} == kept
+
+
+def test_o6_a_seal_that_the_scrub_reports_survives_a_power_cut(tmp_path):
+    """identity O6: that it was made is reported; bits that rot after that are to be found."""
+    disk, path = SimulatedDisk(), Path("/logs/orders-0")
+    with SegmentLog.open(path, SMALL, filesystem=disk, clock=SimulatedClock()) as log:
+        fill(log, 100)
+        seal = f"{0:020d}.seal"
+        disk.remove(path / seal)
+        disk.sync_directory(path)
+        assert log.scrub.run_pass().seals_made == 1
+        assert seal in disk.names(path, synced=True)
 
 
 def test_o6_a_seal_for_another_size_is_found_by_scrub_verify_and_opening(tmp_path):

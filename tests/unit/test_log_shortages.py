@@ -216,20 +216,29 @@ def test_what_an_error_does_to_an_append(tmp_path, place, number):
         assert not [name for name in os.listdir(path) if ".cut" in name]
 
 
-def test_what_a_refused_append_left_is_gone_when_the_log_is_closed_at_once(tmp_path):
+LEFT = {
+    # where whole batches of a refused append are left: what fails, and how many batches of 5 KB there were
+    "in its file": ({("create", ".log"): errno.ENOSPC, ("truncate", NEWEST): errno.ENOMEM}, 6),
+    "in a segment of theirs": ({("create", f"{9:020d}.log"): errno.ENOSPC, ("list", DIRECTORY): errno.ENOMEM}, 10),
+}
+
+
+@pytest.mark.parametrize("place", LEFT)
+def test_what_a_refused_append_left_is_gone_when_the_log_is_closed_at_once(tmp_path, place):
     disk, path = FaultyDisk(), tmp_path / DIRECTORY
     config = LogConfig(batch_bytes=5000, segment_bytes=20_000, preallocate_bytes=0)
     log = SegmentLog.open(path, config, filesystem=disk)
     log.append(b"first")
-    # Batches of 5 KB are written one by one: three are in the file before the fourth needs another.
-    disk.faults = {("create", ".log"): errno.ENOSPC, ("truncate", NEWEST): errno.ENOMEM}
+    # Batches of 5 KB are written one by one: some are in their file before another file is needed.
+    disk.faults, count = LEFT[place]
     with pytest.raises(AppendFailed):
-        log.append([b"refused" * 700] * 6, durability=BUFFERED)
-    assert (path / NEWEST).stat().st_size > 10_000, "whole batches of the refused append are still there"
+        log.append([b"refused" * 700] * count, durability=BUFFERED)
+    assert sum(file.stat().st_size for file in path.glob("*.log")) > 10_000, "whole batches of it are still there"
     disk.faults = {}
     log.close()
     with SegmentLog.open(path, config) as opened:
         assert (opened.log_end_offset, opened.recovery.opening.value) == (1, "normal")
+    assert [file.name for file in path.glob("*.log")] == [NEWEST]
 
 
 def test_an_interruption_while_the_rest_of_a_refused_append_is_removed_ends_the_next_append(tmp_path, monkeypatch):

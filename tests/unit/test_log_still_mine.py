@@ -244,7 +244,7 @@ def test_faults_f2_a_cut_between_the_look_and_the_write_is_found_by_its_hole_whe
         assert log.damaged_from == 0
 
 
-def test_faults_f2_a_hole_of_zeros_that_belong_there_is_sealed_as_it_is_read_back(make_log, monkeypatch):
+def test_faults_f2_a_hole_of_zeros_that_belong_there_stops_nothing(make_log, monkeypatch):
     """As a compressing file system may store them."""
     monkeypatch.setattr(RealFile, "has_hole", lambda _file, _size: True)
     log = make_log(20)

@@ -177,6 +177,19 @@ def test_a_store_that_goes_away_between_two_questions_is_asked_again(store, cloc
     assert events(store) == [Written, Applied, Consumed], "said as soon as that can be"
 
 
+def test_rule_3_a_start_consumes_what_the_groups_commit_says_and_not_what_was_committed_before(store, clock, away):
+    """Its offsets were set back meanwhile: the startpoint is applied again, and consumed once that is committed."""
+    group = GroupStartpoints(store, clock=clock)
+    sequence = write(store, Startpoint.specific(20))
+    group.pending("billing", facts(60), 0)
+    with away("consume"):
+        group.consumed("billing", "orders", 0, sequence)
+    clock.advance(1_000)
+    assert group.pending("billing", facts(60), 0) == StartTarget(20, sequence, reset_marks=False)
+    assert group.moved("billing", facts(60), sequence) is None
+    assert events(store) == [Written, Applied]
+
+
 def test_the_longer_nobody_answers_the_more_rarely_is_asked(store, clock, monkeypatch):
     asked = []
 
