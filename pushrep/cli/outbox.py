@@ -371,8 +371,6 @@ def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as
     With worker slots they are those of each slot, also of one that is opened later.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     asked: dict[str, Any] = {"changes": dict(map(_change_of, changes)), "deleted": list(deleted)}
-    for name in deleted:
-        dynamic_setting(name)
     if (changes or deleted) and slot_directories(directory):
         change_later_slots(directory, **asked)
     for place in outboxes_at(directory):

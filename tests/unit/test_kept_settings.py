@@ -268,6 +268,24 @@ def test_what_can_not_be_changed_is_refused_by_name_and_changes_nothing(tmp_path
         outbox.close()
 
 
+def test_segments_that_would_not_hold_the_open_logs_batches_are_refused_before_anything_is_kept(tmp_path, change):
+    """At the next opening the batches are smaller, too."""
+    directory = tmp_path / "outbox"
+    with opened(directory) as outbox:
+        usual = of(outbox, "segment_bytes")
+        code, said = change(directory, "segment_bytes=4096")
+        assert code != 0
+        assert "segment_bytes: the largest batch would have 4096 bytes instead of" in said
+        assert not (directory / FILE_NAME).exists()
+        assert of(outbox, "segment_bytes") == usual
+
+
+def test_what_lies_above_an_outbox_that_is_no_slot_is_not_its_own(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(GOLDEN)
+    with opened(tmp_path / "outbox") as outbox:
+        assert of(outbox, "retention_ms") == {LogConfig().retention_ms}
+
+
 def test_no_outbox_is_named(tmp_path, change):
     code, said = change(tmp_path, "retention_ms=5")
     assert code != 0

@@ -4,7 +4,7 @@ The topic is a stand-in, as brokers take seconds: tests/kafka/test_shipping_slot
 """
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,21 +12,24 @@ import pytest
 
 from pushrep import Outbox
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.kafka.errors import ShippingTimeout
+from pushrep.errors import BadArgument
+from pushrep.kafka.errors import ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogLocked
+from pushrep.log.directory import LogDirectory
 from pushrep.outbox import slots
-from pushrep.outbox.slots import SlotShipper, give_up
+from pushrep.outbox.control import ControlServer
+from pushrep.outbox.slots import SlotShipper, give_up, take_back
 from tests.unit.gated_disk import until
 
 LOOKS = 4  # so often nothing came of it
 
 
 class Topic:
-    """Takes everything, or nothing."""
+    """Takes everything, or nothing; or a partition of it is stopped."""
 
     def __init__(self):
-        self.trouble_now, self.looks = None, 0
+        self.trouble_now, self.looks, self.stops = None, 0, []
         self.takes = threading.Event()
 
     @property
@@ -39,7 +42,8 @@ class World:
     """A worker's own slot, one that another left with a record, and what is opened."""
 
     def __init__(self, directory):
-        self.topic, self.opened, self.closed, self.fails, self.asked = Topic(), [], [], {}, 0
+        self.topic, self.opened, self.closed, self.fails = Topic(), [], [], {}
+        self.asked, self.moves = 0, True
         self.own = Outbox.open_slot(directory, "orders", 1, "billing", 3)
         self.left: Path = directory / "slot-1"
         self.leave(self.left)
@@ -67,13 +71,16 @@ class World:
         self.closed.append(path)
 
     def wait_shipped(self, timeout):
+        if self.topic.stops:
+            raise self.topic.stops.pop()
         if not self.topic.takes.wait(timeout):
             raise ShippingTimeout(timeout, 1, None)
         self.all_is_shipped()
 
     def lag(self):
-        self.asked += 1  # it is not stuck
-        return {"kafka:orders": SimpleNamespace(records=self.asked, trouble=None, stopped=())}
+        self.asked += self.moves
+        stopped = ShippingStopped(0, 7, "it is too large")
+        return {"kafka:orders": SimpleNamespace(records=self.asked, trouble=None, stopped=(stopped,))}
 
 
 @pytest.fixture
@@ -133,7 +140,8 @@ def test_a_slot_that_somebody_wants_is_given_up(world, ship):
     assert not give_up(world.own.directory), "its own"
 
 
-def test_a_worker_that_ends_gives_up_what_it_ships(world, ship):
+def test_a_worker_that_ends_gives_up_what_it_ships_and_begins_with_no_other(world, ship):
+    world.leave(world.own.directory.with_name("slot-2"))
     shipper = ship()
     until(lambda: world.opened, "it is shipped for others")
     shipper.close()
@@ -147,3 +155,77 @@ def test_a_slot_that_can_t_be_opened_is_left_for_a_while_and_one_that_another_to
     ship()
     until(lambda: world.opened.count(taken) >= LOOKS, "it looks again at once")
     assert world.opened.count(world.left) == 1
+
+
+def test_a_partition_that_stops_does_not_end_the_shipping_of_the_others(world, ship):
+    world.topic.stops = [ShippingStopped(0, 7, "it is too large")]
+    world.topic.takes.set()
+    ship()
+    until(lambda: world.closed, "the others are shipped")
+    looked_for_nothing(world)
+    assert world.opened == [world.left], "it was not given up between"
+
+
+def test_a_slot_of_which_nothing_is_shipped_is_left_for_a_while(world, ship, monkeypatch, caplog):
+    monkeypatch.setattr(slots, "_STUCK_S", 0.0)
+    monkeypatch.setattr(slots, "_POLL_S", 0.001)
+    world.moves = False
+    world.leave(taken := world.own.directory.with_name("slot-2"))
+    world.fails = {taken: LogLocked(taken, None, is_own=False)}
+    ship()
+    until(lambda: world.opened.count(taken) >= LOOKS, "it looks again and again")
+    assert world.closed == [world.left]
+    assert world.opened.count(world.left) == 1, "it is left for a while"
+    assert "can't be shipped now: partition 0: it is too large" in caplog.text
+
+
+def test_who_ships_a_slot_for_others_does_not_ask_itself_for_it(world, ship):
+    ship()
+    until(lambda: world.opened, "it is shipped for others")
+    take_back(world.left)
+    assert not world.closed, "nobody wants it"
+
+
+@pytest.mark.parametrize(
+    ("holds_two", "answers", "waits"),
+    [
+        (True, [False], 0),  # it has both for its own
+        (True, [BadArgument("call", "there is none")], 0),
+        (True, [None, True, True], 3),  # it is just opening it, then ships it for others, and closes it at last
+        (False, ["not asked"], 0),  # it has the slot for its own
+    ],
+)
+def test_a_slot_is_asked_for_until_it_is_closed_only_of_who_ships_it_for_others(
+    tmp_path, monkeypatch, holds_two, answers, waits
+):
+    slot, other = tmp_path / "slot-1", tmp_path / "slot-0"
+    for one in (slot, other):
+        Outbox.open(one, "orders", 1, "billing").close()
+    monkeypatch.setattr(slots, "_GIVEN_UP_S", 1e9)
+    monkeypatch.setattr(slots, "_ASK_S", 10)
+    waited = []
+
+    def give_up(_):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    with ExitStack() as stack:
+        held = [LogDirectory.acquire(one) for one in ((slot, other) if holds_two else (slot,))]
+        if answers[:1] != [None]:
+            stack.enter_context(ControlServer(slot, lambda _: {"give-up": give_up}))
+
+        def sleep(_):  # between two questions
+            waited.append(len(answers))
+            if answers[:1] == [None]:
+                answers.pop(0)
+                stack.enter_context(ControlServer(slot, lambda _: {"give-up": give_up}))
+            elif not answers:
+                held.pop(0).release()
+
+        monkeypatch.setattr(slots, "sleep", sleep)
+        take_back(slot)
+    for one in held:
+        one.release()
+    assert answers == ([] if holds_two else ["not asked"])
+    assert len(waited) == waits
