@@ -238,11 +238,29 @@ def test_a_full_buffer_suspends_the_task_and_not_the_loop(tmp_path, run):
         plain.close()
 
 
+async def turns_of(append, count):
+    """How often other tasks ran while one appended so many records."""
+    turns = 0
+
+    async def tick():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    for _ in range(count):
+        await append()
+    ticking.cancel()
+    return turns
+
+
 @pytest.mark.parametrize("append", ["append", "append_many"])
 def test_whatever_a_full_buffer_refuses_waits_in_the_loop(tmp_path, run, append):
     """`Outbox` itself would wait in its thread, the loop's, in which nobody could open the gate meanwhile."""
-    disk, plain = held_disk(tmp_path, batch_bytes=1000, buffer_bytes=2000, block_ms=5_000)
-    value = bytes(100)
+    disk, plain = held_disk(tmp_path, batch_bytes=10_000, buffer_bytes=50_000, block_ms=5_000)
+    value = bytes(5000)
 
     async def main():
         outbox = AsyncOutbox(plain)
@@ -250,12 +268,19 @@ def test_whatever_a_full_buffer_refuses_waits_in_the_loop(tmp_path, run, append)
         with suppress(BufferFull):
             while True:
                 plain.append_many(0, [value], block=False)
-        waiting = asyncio.create_task(outbox.append(0, value) if append == "append" else outbox.append_many(0, [value]))
+        headers = (one for one in [("a", b"1")])  # an iterator is read once, however often it is tried
+        waiting = asyncio.create_task(
+            outbox.append(0, value, headers=headers) if append == "append" else outbox.append_many(0, [value])
+        )
         for _ in range(5):
             await asyncio.sleep(0)
         assert not waiting.done()
         disk.gate.set()
         assert await (await waiting) == plain.log(0).log_end_offset - 1
+        (*_, last) = plain.log(0).records(0)
+        assert last.headers == ((("a", b"1"),) if append == "append" else ())
+        if append == "append":
+            assert await turns_of(lambda: outbox.append(0, b"", timestamp_ms=1), 2 * 128) == 2, "memory is free again"
 
     try:
         run(main())
@@ -333,6 +358,33 @@ def test_callbacks_are_called_once_when_it_is_decided(tmp_path, caplog):
     one.add_done_callback(called.append)
     assert called[2:] == [one], "here and now, once it is done"
     outbox.close()
+
+
+def test_a_wait_that_was_cancelled_is_no_error_of_the_loop_once_its_thread_ends(tmp_path, run):
+    disk, plain = held_disk(tmp_path)
+    errors = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        disk.gate.clear()
+        await (outbox := AsyncOutbox(plain)).append(0, b"a")
+        flush = asyncio.create_task(outbox.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        await asyncio.wait([flush])
+        disk.gate.set()
+        await outbox.flush()
+        for thread in threading.enumerate():
+            if thread.name == "pushrep-async":
+                await asyncio.to_thread(thread.join, WAIT_S)
+        await asyncio.sleep(0)
+
+    try:
+        run(main())
+    finally:
+        disk.gate.set()
+        plain.close()
+    assert errors == []
 
 
 def test_a_loop_that_is_gone_does_not_disturb_the_writers(tmp_path):

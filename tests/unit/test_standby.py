@@ -327,5 +327,13 @@ def test_a_task_that_is_cancelled_waits_no_more(tmp_path, settings):
             assert not thread.is_alive()
 
 
+def test_the_callers_own_event_ends_the_wait_of_a_task_too(tmp_path):
+    async def main():
+        with pytest.raises(StandbyCancelled):
+            await AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", **outbox_arguments(cancel=CANCELLED))
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
 async def _opened(opening):
     return await opening
