@@ -225,8 +225,6 @@ class ControlServer(ClosedAtExit):
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except BlockingIOError:  # the client hung up
-            return
         except OSError as error:
             _LOG.warning("the control socket of %s: %s", self.directory, error)
             self._stopping.wait(_AGAIN_S)  # no descriptor is free, perhaps only for a moment

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pushrep import Outbox
 from pushrep.errors import BadArgument
+from pushrep.outbox import control
 from pushrep.outbox.control import (
     CONNECTIONS_MAX,
     QUESTION_BYTES_MAX,
@@ -95,7 +96,8 @@ def test_whatever_comes_is_answered_with_an_error_and_the_server_goes_on(echo, d
     ],
 )  # fmt: skip
 def test_what_is_no_question_ends_its_connection_and_nobody_elses(echo, line):
-    (answer,) = talk(echo, line).splitlines()
+    after = question(call="echo", arguments={"what": 2}) if line.endswith(b"\n") else b""
+    (answer,) = talk(echo, line + after).splitlines()
     assert json.loads(answer)["error"] == "BadControlMessage"
     assert ask(echo, "echo", {"what": 1}) == 1
 
@@ -227,10 +229,58 @@ def test_a_slow_call_holds_up_nobody_and_is_answered_at_the_close(serve, tmp_pat
     assert ask(tmp_path, "where") == "here"
     closing = threading.Thread(target=server.close)
     closing.start()
+    closing.join(0.05)
+    assert closing.is_alive(), "it waits for the answer"
     let_go.set()
     closing.join(WAIT_S)
     asking.join(WAIT_S)
     assert answers == ["done"]
+
+
+def calls_under_way():
+    return [thread for thread in threading.enumerate() if thread.name == "pushrep-control-call"]
+
+
+@pytest.mark.parametrize("ends", ["it asks nothing for long", "the server ends"])
+def test_a_peer_that_asks_nothing_is_left(serve, tmp_path, monkeypatch, ends):
+    if ends == "it asks nothing for long":
+        monkeypatch.setattr(control, "_IDLE_S", 0.02)
+    server = serve({"where": lambda _: "here"})
+    with connect_to(tmp_path, WAIT_S) as peer:
+        peer.sendall(question(call="where"))
+        assert json.loads(peer.recv(4096))["ok"] == "here"
+        if ends == "the server ends":
+            server.close()
+            assert calls_under_way() == []
+        assert peer.recv(1) == b"", "the connection has ended"
+
+
+def test_the_end_of_a_server_whose_directory_was_moved_leaves_that_of_the_next_one_alone(serve, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    moved = serve({"where": lambda _: "there"}, home)
+    home.rename(tmp_path / "elsewhere")
+    home.mkdir()
+    serve({"where": lambda _: "here"}, home)
+    moved.close()
+    assert ask(home, "where") == "here"
+
+
+def test_servers_that_come_and_go_leave_nothing_behind(serve, tmp_path):
+    def come_and_go():
+        for _ in range(10):
+            server = serve({"where": lambda _: "here"}, tmp_path / "one")
+            assert ask(tmp_path / "one", "where") == "here"
+            server.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    before = come_and_go()
+    assert come_and_go() < before + 10, "descriptors stay"
+    serve({"where": lambda _: "there"}, tmp_path / "other")  # so that what all share does not end with each
+    come_and_go()
+    assert ask(tmp_path / "other", "where") == "there"
 
 
 # ---- an outbox
