@@ -86,7 +86,7 @@ class SkippedRecords:
         found = OffsetRanges()
         start, end = max(self.start, first), end if self.end is None else min(self.end, end)
         for record in log.records(start, end) if start < end else ():
-            if self._has(record) and record.offset not in skipped and start <= record.offset < end:
+            if self._has(record) and record.offset not in skipped:
                 found.add(record.offset, record.offset + 1)
         return found
 

@@ -25,10 +25,13 @@ from pushrep.log.directory_id import (
     read_directory_id,
     write_directory_id,
 )
+from pushrep.log.errors import DirectoryIsCopy
 from pushrep.log.published import PUBLISHED_NAME
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, begin_pid_epoch, read_identity
+from pushrep.outbox.destinations import locked_outbox
 from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.errors import CommandRefused
+from pushrep.outbox.identity import write_identity
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -352,12 +355,37 @@ def test_moved_refuses_what_is_no_directory_of_an_outbox(tmp_path):
         moved(tmp_path)
 
 
+def test_another_pid_that_was_asked_for_is_that_of_a_copy(home, tmp_path):
+    """`new-epoch` after a restore: the next opening begins no other."""
+    append(home, b"one")
+    cp(home, tmp_path / "copy")
+    asked = begin_pid_epoch(tmp_path / "copy")
+    assert append(tmp_path / "copy", b"two") == asked.pid
+
+
+def test_another_pid_does_not_settle_whose_copy_a_members_directory_is(home, tmp_path):
+    append(home, b"one")
+    known = read_identity(REAL_FILESYSTEM, home)
+    write_identity(REAL_FILESYSTEM, home, replace(known, replicas=((1, "127.0.0.1:9"),)))
+    cp(home, tmp_path / "copy")
+    begin_pid_epoch(tmp_path / "copy")
+    with pytest.raises(DirectoryIsCopy), locked_outbox(tmp_path / "copy", refuse_copy=True):
+        pass
+
+
+def test_a_copy_of_an_outbox_without_replicas_may_be_rebased(home, tmp_path):
+    """It goes on under a PID of its own anyway."""
+    append(home, b"one")
+    cp(home, tmp_path / "copy")
+    with locked_outbox(tmp_path / "copy", refuse_copy=True) as (path, _):
+        assert path == tmp_path / "copy"
+
+
 def test_a_copy_is_asked_for_the_original_before_it_has_replicas(home, tmp_path):
     append(home, b"one")
     cp(home, tmp_path / "copy")
-    with pytest.raises(Exception, match="pushrep replica moved") as raised:
+    with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
         opened(tmp_path / "copy", replicas=["127.0.0.1:9"])
-    assert type(raised.value).__name__ == "DirectoryIsCopy"
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs here")

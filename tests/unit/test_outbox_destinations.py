@@ -3,20 +3,22 @@
 Contract: "An open outbox answers status, member changes, skip, repartition and the dropping of a destination".
 """
 
+import shutil
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from filtering import METADATA_HEADER, StreamMetadata
+from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
 from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka.answers import Code
 from pushrep.kafka.errors import RefusedByTopic
+from pushrep.kafka.pipeline import size_alone
 from pushrep.kafka.progress import (
     EpochPartitions,
     PartitionProgress,
@@ -25,7 +27,7 @@ from pushrep.kafka.progress import (
     read_progress,
     write_progress,
 )
-from pushrep.log import StillNeeded
+from pushrep.log import LogLocked, StillNeeded
 from pushrep.outbox import RecordRefused
 from pushrep.outbox.control import CallRefused, ask
 from pushrep.outbox.destinations import (
@@ -37,6 +39,7 @@ from pushrep.outbox.destinations import (
 )
 from pushrep.outbox.identity import LATER_EPOCHS, new_identity, read_identity
 from pushrep.outbox.shipping import origin_of
+from pushrep.records import Record, TimestampType
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -134,7 +137,7 @@ def test_what_is_to_be_skipped_is_named_in_whole_numbers(name):
 # -- which records are given up ----------------------------------------------------------------------------------------
 
 AT_MS = 1_000
-LARGE = 300
+LARGE_BYTES = size_alone(Record(0, AT_MS, TimestampType.CREATE_TIME, bytes(KEY_BYTES), bytes(700)))
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +167,12 @@ SOME = st.none() | st.integers(0, 26)
     partition=st.none() | st.integers(0, 1), start=st.integers(0, 26), end=SOME, acknowledged=st.integers(0, 10),
     skipped=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 24), st.integers(1, 4)), max_size=3),
     before_ms=st.none() | st.integers(AT_MS - 1, AT_MS + 11), after_ms=st.none() | st.integers(AT_MS - 1, AT_MS + 11),
-    larger_than_bytes=st.none() | st.just(LARGE),
+    larger_than_bytes=st.none() | st.integers(LARGE_BYTES - 1, LARGE_BYTES),
 )  # fmt: skip
+@example(0, 20, 24, 0, [], None, None, None)  # up to the newest record
+@example(0, 20, 25, 0, [], None, None, None)
+@example(0, 6, None, 0, [], None, None, LARGE_BYTES - 1)
+@example(0, 6, None, 0, [], None, None, LARGE_BYTES)
 def test_those_for_which_all_that_is_named_holds_are_given_up_once(
     logs, partition, start, end, acknowledged, skipped, before_ms, after_ms, larger_than_bytes
 ):
@@ -185,7 +192,7 @@ def test_those_for_which_all_that_is_named_holds_are_given_up_once(
             is_meant = start <= record.offset < (26 if end is None else end) and (
                 (before_ms is None or record.timestamp_ms < before_ms)
                 and (after_ms is None or record.timestamp_ms > after_ms)
-                and (larger_than_bytes is None or len(record.value) > larger_than_bytes)
+                and (larger_than_bytes is None or size_alone(record) > larger_than_bytes)
             )
             if is_meant and (n or record.offset >= acknowledged) and (n, record.offset) not in given_up:
                 open_.add((n, record.offset))
@@ -201,6 +208,18 @@ def test_those_for_which_all_that_is_named_holds_are_given_up_once(
     assert not _offsets(found) & {(one.partition, one.end or one.offset + 1) for one in found}, "whole ranges"
 
 
+def test_nothing_is_noted_of_a_topic_for_which_nothing_is_given_up(tmp_path):
+    """Else the logs would keep all for it from then on, whether it is ever shipped to or not."""
+    Outbox.open(tmp_path, "orders", 1, "test").close()
+    assert skip_records(tmp_path, SkippedRecords(reason="why", before_ms=1)) == []
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {}
+
+
+def test_commands_are_refused_in_a_process_that_has_the_outbox_open_itself(directory):
+    with Outbox.open(directory, "orders", 1, "test"), pytest.raises(LogLocked, match="open in this very process"):
+        skip_records(directory, SkippedRecords(reason="why", start=5, end=7), topic="old")
+
+
 def test_a_partition_that_is_not_there_is_refused(logs):
     for partition in (2, 7):
         with pytest.raises(BadArgument, match="is not one of the 2"):
@@ -210,6 +229,10 @@ def test_a_partition_that_is_not_there_is_refused(logs):
 def test_what_is_given_up_of_a_closed_outbox_is_on_disk_and_no_more_unshipped_by_name(directory):
     with pytest.raises(BadArgument, match="name a destination"):
         skip_records(directory, SkippedRecords(reason="why", end=7), topic="unknown")
+    write_progress(REAL_FILESYSTEM, directory, {"old": BEFORE})
+    with pytest.raises(BadArgument, match="there are: old"):  # nor is it the only one that is meant
+        skip_records(directory, SkippedRecords(reason="why", end=7), topic="unknown")
+    write_progress(REAL_FILESYSTEM, directory, {"old": BEFORE, "older": replace(BEFORE, partitions={})})
     (skip,) = skip_records(directory, SkippedRecords(reason="why", start=5, end=7), topic="old")
     assert (skip.offset, skip.end) == (5, 7)
     assert skip_records(directory, SkippedRecords(reason="why", start=5, end=7), topic="old") == []
@@ -223,6 +246,14 @@ def test_what_is_given_up_of_a_closed_outbox_is_on_disk_and_no_more_unshipped_by
     }  # fmt: skip
     write_progress(REAL_FILESYSTEM, directory, {"old": replace(BEFORE, partitions={0: PartitionProgress(40, 40, 1)})})
     assert not_known_to_be_shipped(directory) == []
+
+
+def test_a_log_that_is_missing_hides_no_unshipped_records_of_others(tmp_path):
+    with Outbox.open(tmp_path, "orders", 2, "test") as outbox:
+        outbox.append(1, b"value").result(60)
+    write_progress(REAL_FILESYSTEM, tmp_path, {"old": replace(BEFORE, partitions={})})
+    shutil.rmtree(tmp_path / "orders-0")
+    assert not_known_to_be_shipped(tmp_path) == [Unshipped("old", 1, 0, 1)]
 
 
 # -- parked records ----------------------------------------------------------------------------------------------------

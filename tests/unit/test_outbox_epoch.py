@@ -7,6 +7,7 @@ failure means that a record was appended, acknowledged and dropped as a replay.
 import json
 import logging
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -22,8 +23,10 @@ from pushrep.outbox import (
     NoOutbox,
     Outbox,
     begin_pid_epoch,
+    identity,
     read_identity,
 )
+from pushrep.outbox.identity import LATER_EPOCHS, outbox_of_log, write_identity
 from tests.support.outbox_arguments import outbox_arguments
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
@@ -336,6 +339,27 @@ def test_an_older_outbox_file_is_noticed_by_what_the_logs_hold(home, downstream,
     assert later_pid != pid
     assert read_identity(REAL_FILESYSTEM, home).pid_epoch > 1
     assert "outbox.json is an older copy" in caplog.text
+
+
+@pytest.mark.parametrize("behind", [1, LATER_EPOCHS])
+def test_the_epoch_after_an_older_file_is_above_all_that_the_logs_hold(home, monkeypatch, behind):
+    """Wherever the leap leads, the least one counted."""
+    monkeypatch.setattr(identity.secrets, "randbelow", lambda _: 0)
+    opened(home).close()
+    older = read_identity(REAL_FILESYSTEM, home)
+    write_identity(REAL_FILESYSTEM, home, replace(older, pid_epoch=behind))
+    append(home, "later", 1)
+    write_identity(REAL_FILESYSTEM, home, older)
+    with opened(home) as outbox:
+        assert outbox.identity.pid_epoch == behind + 1
+
+
+def test_a_log_that_is_no_partition_of_the_outbox_beside_it_has_nothing_said_of_it(home):
+    append(home, "first", 1)
+    assert outbox_of_log(home / "orders-1")["pid_epoch"] == 0
+    assert outbox_of_log(home / "orders-2") is None
+    (home / "outbox.json").write_bytes(b"{")
+    assert outbox_of_log(home / "orders-1") is None, "its log can be looked at all the same"
 
 
 def test_a_restored_copy_leaps_over_the_epochs_that_it_does_not_know(home, downstream):

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 from pushrep.cli.main import cli
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
+from pushrep.kafka.parking import parking_name
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.retention import purgeable
 from pushrep.log.segment import SealedSegment
 from pushrep.outbox import Outbox
 from pushrep.outbox.control import CallRefused, ask
+from pushrep.outbox.positions import POSITIONS_NAME
 from tests.support.outbox_arguments import outbox_arguments
 
 SMALL = LogConfig(segment_bytes=1000, preallocate_bytes=0)
@@ -97,6 +99,18 @@ def test_a_destination_keeps_what_it_lacks_until_it_is_dropped(tmp_path):
         assert start_of(tmp_path) <= 7
         if outbox is not None:
             outbox.close()
+
+
+def test_what_a_destination_lacks_of_the_logs_keeps_nothing_of_the_parking_log(tmp_path):
+    with open_outbox(tmp_path) as outbox:
+        name = parking_name(outbox.identity.topic, outbox.identity.partitions)
+    with SegmentLog.open(tmp_path / name, SMALL) as log:
+        for _ in range(20):
+            log.append([bytes(300)], timestamps_ms=1)
+    write_progress(REAL_FILESYSTEM, tmp_path, {"topic-1": ShippingProgress(topic_id=UUID(int=1))})
+    (*_, found) = purge(tmp_path, "--before", "2100-01-01")
+    assert (found["log"], found["kept_by"]) == (name, None)
+    assert not (tmp_path / name / POSITIONS_NAME).exists(), "its records are nobody's positions"
 
 
 def test_an_outbox_that_ships_keeps_a_week_unless_a_retention_is_set(tmp_path):
