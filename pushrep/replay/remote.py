@@ -157,7 +157,7 @@ class RemoteSession:
         request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
         accepted(connection.ask(request, wire.AttachResponse))
         connection.socket.settimeout(0)
-        self._expected, self._is_inside = self._received, True
+        self._expected = self._received
         self._attached, self._correlation_id, self.session_id = connection, connection.correlation_id, session_id
         self._heard_ms = self._clock.monotonic_ms()
 
@@ -188,7 +188,7 @@ class RemoteSession:
     def rest(self) -> None:
         """While paused: receive what was sent, so that the node does not block; give no credit."""
         with self._using:
-            if not self._is_stop_sent() and self.end is None:
+            if not self._is_stop_sent():
                 self._read_received()
 
     def _read_received(self) -> None:
@@ -276,15 +276,14 @@ class RemoteSession:
             self._lost(end.error_message)
             return
         is_cut = end.reason is ReplayEndReason.TRUNCATED
-        if not is_cut:
-            self._begins_at(end.offset)
+        self._begins_at(end.offset)
         if end.reason is ReplayEndReason.LIMIT_REACHED and end.offset > self._expected:
             why = f"it is said to end at {end.offset}, and nothing came from {self._expected} on"
             self._fail(ErrorCode.CORRUPT_MESSAGE, f"offset {self._received}: {why}")
             return
         self._pending_end = e.SendEnd(
             end.reason,
-            self._received if is_cut else max(end.offset, self._received),
+            self._received,
             end.error_code,
             end.error_message,
             segment=end.segment if end.segment >= 0 else None,
@@ -311,12 +310,12 @@ class RemoteSession:
 
     def _lost(self, why: str) -> None:
         self._hang_up()
-        now_ms = self._clock.monotonic_ms()
         if not self._may_reconnect():
             self._fail(ErrorCode.REQUEST_TIMED_OUT, f"the connection broke: {why}")
-            return
-        if self._failures == 0:
-            self._lost_ms, self._retry_ms = now_ms, now_ms
+        elif self._failures:  # nothing came since it was lost before
+            self._later(why)
+        else:
+            self._failures, self._lost_ms = 1, self._clock.monotonic_ms()
 
     def _reconnect_if_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -349,7 +348,7 @@ class RemoteSession:
             started(connection, request_to_wire(self._recording_id, ReplayRequest(0, OFFSET_MAX, bound="written")))
         except ReplayRefused as outside:  # no log has that offset: the refusal has its range
             if outside.code is ErrorCode.INVALID_POSITION and outside.end is not None:
-                self._until = min(self._until, max(outside.end, self._received))
+                self._until = min(self._until, outside.end)
 
     def _rest_of_request(self) -> ReplayRequest | None:
         """The rest of the request; None, and the session ends, if there is none."""
@@ -367,7 +366,7 @@ class RemoteSession:
         if now_ms - self._lost_ms > self._settings.reconnect_for_ms:
             self._fail(ErrorCode.REQUEST_TIMED_OUT, f"no way back for {now_ms - self._lost_ms} ms: {why}")
             return
-        first_s, longest_s = self._settings.backoff_min_ms / 500, self._settings.backoff_max_ms / 1000
+        first_s, longest_s = self._settings.backoff_min_ms / 1000, self._settings.backoff_max_ms / 1000
         self._retry_ms = now_ms + round(1000 * Backoff(first_s, longest_s, least=0.5).pause_s(self._failures))
 
     def _refused(self, refused: ReplayRefused) -> None:
@@ -375,7 +374,6 @@ class RemoteSession:
         if end is None:
             self._later(refused.why)
             return
-        self._hang_up()
         self._pending_end = end
 
     def _fail(self, code: ErrorCode, why: str) -> None:
@@ -428,7 +426,6 @@ class RemoteSession:
         """Whether it was stopped; the first call then tells the node."""
         if not self._is_stopped:
             return False
-        self._blocks.clear()
         if self.end is None:
             self.end = self._pending_end or e.SendEnd(ReplayEndReason.STOPPED, self.position)
             if self._attached is not None:

@@ -10,8 +10,6 @@ from pushrep.election.grants import Grant
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig
 from pushrep.records import RecordBatch, encode_batch
-from pushrep.records import header as layout
-from pushrep.records.header import crc32c
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.connecting import ReplicaClient
@@ -31,6 +29,7 @@ from pushrep.wire.push_messages import (
     GrantResponse,
 )
 from tests.ports import reserve
+from tests.support.control_batches import as_control
 
 WAIT_S = 60
 SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
@@ -92,10 +91,7 @@ def offsets(records):
 
 def control(batch: RecordBatch) -> RecordBatch:
     """The same as a marker, which is no data."""
-    data = bytearray(batch.data)
-    data[22] |= 0x20
-    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
-    return RecordBatch(bytes(data))
+    return RecordBatch(as_control(batch.data))
 
 
 class Leader:
