@@ -424,7 +424,7 @@ class IndexCheck:
                 )
                 return entries._replace(keys=[], values=[])
         if entries.keys and min(entries.keys[0], entries.values[0]) < 0:
-            self._fault(suffix, 0, "it begins with a number below 0", entries.entry_bytes)
+            self._fault(suffix, 0, "has a number below 0", entries.entry_bytes)
         elif entries.rest_bytes:
             end = len(entries.keys) * entries.entry_bytes
             self._faults[suffix] = IndexFault(suffix, end, f"{entries.rest_bytes} bytes at its end are no entry")

@@ -46,19 +46,40 @@ GOLDEN = bytes.fromhex(
 )
 
 
+SEALED = Seal(
+    log_id=UUID("00010203-0405-0607-0809-0a0b0c0d0e0f"),
+    partition=3,
+    base_offset=100,
+    end_offset=150,
+    size_bytes=1024,
+    batches=5,
+    headers_crc=0x87654321,
+    first_crc=0xAABBCCDD,
+    last_crc=0x11223344,
+    last_position=768,
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"log_id": UUID(int=1)}, "of log 00010203-0405-0607-0809-0a0b0c0d0e0f, this is 00000000-"),
+        ({"partition": 4}, "of partition 3, this is 4"),
+        ({"base_offset": 99}, "as the segment that begins at 100"),
+        ({"end_offset": 151}, "5 batches to 151 in 1024 bytes where 5 to 150 in 1024 were sealed"),
+        ({"size_bytes": 1023}, "in 1023 bytes where"),
+        ({"batches": 6}, "6 batches to 150"),
+        ({"headers_crc": 1}, "CRC-32C is 0x00000001, sealed was 0x87654321"),
+        ({}, None),
+    ],
+)
+def test_o6_a_seal_tells_a_segment_of_anything_else_from_its_own(other, why):
+    told = SEALED.contradiction(replace(SEALED, **other))
+    assert told is None if why is None else why in (told or "nothing")
+
+
 def test_a_seal_has_the_bytes_that_are_documented():
-    seal = Seal(
-        log_id=UUID("00010203-0405-0607-0809-0a0b0c0d0e0f"),
-        partition=3,
-        base_offset=100,
-        end_offset=150,
-        size_bytes=1024,
-        batches=5,
-        headers_crc=0x87654321,
-        first_crc=0xAABBCCDD,
-        last_crc=0x11223344,
-        last_position=768,
-    )
+    seal = SEALED
     data = encode_seal(seal)
     assert data[:80] == GOLDEN
     assert data == GOLDEN + struct.pack(">I", google_crc32c.value(GOLDEN))

@@ -239,3 +239,11 @@ def test_rule_3_what_the_reader_s_own_commit_names_is_not_applied_again(store, c
     assert store.apply(claim, log_of(100)).offset == 50
     assert store.apply(claim, log_of(100), committed=number) is None
     assert store.apply(claim, log_of(100), committed=number - 1).offset == 50
+
+
+@pytest.mark.parametrize(("found", "offset"), [(None, 2), (10, 2), (9, 9), (2, 2), (0, 2)])
+def test_a_time_is_an_offset_of_the_log_or_the_policys(store, claim, found, offset):
+    """Its look-up may lag behind the log's ends: it names a record that is gone, or one beyond the end."""
+    write(store, Startpoint.timestamp(1000, out_of_range="earliest"))
+    log = LogFacts(start=2, end=10, first_at=lambda ms: found)
+    assert store.start(claim, log).offset == offset
