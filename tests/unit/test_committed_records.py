@@ -1,12 +1,15 @@
 """A topic that serves as a store, read while others write: nothing that comes in meanwhile is passed over."""
 
+import re
 from concurrent.futures import Future
 from types import SimpleNamespace
 from uuid import UUID
 
-from confluent_kafka import KafkaError, TopicPartition, Uuid
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition, Uuid
 
 from pushrep.kafka import KafkaDestination, startpoints
+from pushrep.kafka.errors import KafkaUnreachable
 from pushrep.kafka.startpoints import CommittedRecords
 from pushrep.kafka.topic import TopicFacts
 
@@ -70,13 +73,59 @@ class _Admin:
         return {"marks": same}
 
 
-def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time(monkeypatch):
+@pytest.fixture
+def log(monkeypatch):
     log = _Log()
     monkeypatch.setattr(startpoints, "Consumer", lambda _settings: log)
     monkeypatch.setattr(startpoints, "AdminClient", lambda _settings: _Admin())
+    return log
+
+
+def reader(left_s=10.0):
     facts = TopicFacts("marks", UUID(int=7), 1, "compact", 1 << 20, -1, False, 86_400_000)
     destination = KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks")
-    records = CommittedRecords(destination, facts, lambda: 10.0)
+    return CommittedRecords(destination, facts, lambda: left_s)
+
+
+def fails(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "raised", "why"),
+    [
+        ("get_watermark_offsets", lambda *_: None, KafkaUnreachable, ""),
+        ("get_watermark_offsets", fails(TimeoutError()), KafkaUnreachable, "no answer in time"),
+        ("get_watermark_offsets", fails(REFUSED), KafkaUnreachable, "Kafka refuses.*READ"),
+        ("poll", lambda _: None, KafkaUnreachable, "offset 0 of topic marks, which ends at 2, can't be read in time"),
+        ("poll", fails(REFUSED), KafkaUnreachable, "Kafka refuses.*READ"),
+    ],
+    ids=["no end", "late", "no right", "no record", "no right to the record"],
+)
+def test_what_can_not_be_read_is_no_end_of_the_topic(log, monkeypatch, call, answer, raised, why):
+    log.append("a", b"1")
+    records = reader(left_s=0.01)
+    monkeypatch.setattr(log, call, answer)
+    with pytest.raises(raised) as refused:
+        list(records.new())
+    assert re.search(why, str(refused.value)), refused.value
+
+
+def test_the_end_is_waited_for_and_no_longer_than_it_may(log):
+    log.append("a", b"1")
+    with pytest.raises(KafkaUnreachable, match="the record before offset 3 of topic marks can't be read"):
+        list(reader(left_s=0.01).new(at_least=3))
+    assert [message.offset() for message in reader().new(at_least=2)] == [0]
+
+
+def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time(log):
+    records = reader()
     log.append("format", b"{}", is_last=False)
     log.append("a", b"1")
 
