@@ -535,7 +535,7 @@ class RemoteReplays:
     def close(self) -> None:
         """End everything that was started here; a second call is fine."""
         for session in list(self._running):
-            session.close() if session.is_over else session.stop()
+            session.stop()
         self._running.clear()
         for session_id in list(self._started):
             with suppress(NodeUnreachable):

@@ -7,20 +7,23 @@ The node is in memory and answers at once; the clock is put forward by the test.
     not to come again      one error that says why: `reconnect=False`, or a session known by its id alone
 """
 
+import gc
 from collections import deque
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 
 from pushrep.env.network import Address
 from pushrep.records import encode_batch
-from pushrep.replay import FOLLOW, TO_END, NodeAccess, ReplayEndReason, ReplayRequest
-from pushrep.replay.node_connection import NodeConnection, request_to_wire, started
-from pushrep.replay.remote import RemoteSession
+from pushrep.replay import FOLLOW, TO_END, NodeAccess, ReplayClient, ReplayEndReason, ReplayRefused, ReplayRequest
+from pushrep.replay.node_connection import NodeConnection, NodeUnreachable, request_to_wire, started
+from pushrep.replay.remote import RemoteReplays, RemoteSession
 from pushrep.wire import replay_messages as wire
-from pushrep.wire.calls import ApiKey
+from pushrep.wire.calls import PLACE_OF, ApiKey
 from pushrep.wire.connection import ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import OFFSET_MAX
 from tests.support.control_batches import as_control
 from tests.support.simulated_disk import SimulatedClock
@@ -37,6 +40,8 @@ class Line:
         self.node, self.answers, self.protocol, self.wait_s = node, answers, ServerConnection(), wait_s
         self.coming, self.broken, self.is_open = bytearray(), None, True
         self.meanwhile = lambda: None  # what another thread does while this one receives
+        self.behind = []  # events that come right behind the answer to Attach
+        self.waits_s = []  # how long each event of the client could wait for the network
         self.call = None
 
     def setsockopt(self, *_):
@@ -54,7 +59,9 @@ class Line:
             raise ConnectionResetError("reset")
         for call in self.protocol.feed(bytes(data)):
             self.node.asked.append(call.message if isinstance(call, ClientEvent) else call.request)
-            if not isinstance(call, ClientEvent):
+            if isinstance(call, ClientEvent):
+                self.waits_s.append(self.wait_s)
+            else:
                 self._answer(call)
         return len(data)
 
@@ -68,6 +75,8 @@ class Line:
         else:
             self.call = call
             self._put(self.protocol.answer(call, answer))
+            for event in self.behind if call.api_key is ApiKey.ATTACH else ():
+                self.gives(event)
 
     def gives(self, event):
         """An event of the replay."""
@@ -501,6 +510,42 @@ def test_credit_is_given_by_quarters_of_what_was_taken_on_this_connection():
         assert given_credit(reader) == [], "what was taken before the loss is not counted again"
         assert reader.gives(block(offset, offset + 1, batch(offset, offset + 1))).end == offset + 1
     assert given_credit(reader) == [3 * size]
+    line, settings = reader.node.line, reader.access
+    assert (line.waits_s, line.wait_s) == ([settings.request_timeout_ms / 1000], 0), "else it reads without waiting"
+
+
+def test_a_block_that_comes_right_behind_the_answer_is_not_lost():
+    """In the same piece of the stream."""
+    reader = Reader()
+    reader.lose("hangs up")
+    connect = reader.node.connect
+
+    def connected(*arguments):
+        line = connect(*arguments)
+        line.behind = [block(10, 12, batch(10, 12)), block(12, 14, batch(12, 14))]
+        return line
+
+    reader.node.connect = connected
+    reader.node.connections.append(answering())
+    assert [reader.session.step().end for _ in range(2)] == [12, 14]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_replay_whose_session_expired_before_it_attached_is_started_once_more(times):
+    """This machine was stopped between start and attach."""
+    clock = SimulatedClock()
+    node = Node(clock)
+    late = answering(attach=wire.AttachResponse(error_code=ErrorCode.UNKNOWN_REPLAY))
+    node.connections.extend([late] * times + [answering()])
+    with ReplayClient(str(HERE), node=NodeAccess(network=node), clock=clock) as client:
+        if times == 1:
+            assert client.replay(ReplayRequest(1)).position == 10
+        else:
+            with pytest.raises(ReplayRefused) as refused:
+                client.replay(ReplayRequest(1))
+            assert refused.value.code is ErrorCode.UNKNOWN_REPLAY
+        assert [line.is_open for line in node.lines] == [False, times == 1]
+    assert not any(line.is_open for line in node.lines)
 
 
 def test_no_credit_is_given_for_a_replay_that_has_ended():
@@ -661,3 +706,171 @@ def test_what_may_wait_is_known_before_it_is_done():
     assert (reader.session.step_waits, reader.end) == (True, None), "who uses it tells the node"
     assert reader.session.step() is None
     assert reader.end.reason is ReplayEndReason.STOPPED
+
+
+# ---- requests without a replay of their own, over the one connection that is kept for them
+
+RECORDINGS = wire.DescribeRecordingsResponse()
+REPEATABLE = {
+    # what may be asked twice: (the request, its answer)
+    "list": (wire.DescribeRecordingsRequest(), RECORDINGS),
+    "stop": (wire.StopReplayRequest(session_id=1), wire.StopReplayResponse()),
+    "start": (wire.StartReplayRequest(recording_id=1), ANSWERED(session_id=2, start_offset=0, end_offset=100)),
+}
+CHANGES = {
+    "extend": (wire.ExtendRequest(recording_id=1, leader_epoch=3), wire.ExtendResponse(end_offset=1)),
+    "truncate": (wire.TruncateRequest(recording_id=1, offset=3), wire.TruncateResponse(end_offset=3)),
+    "purge": (wire.PurgeRequest(recording_id=1, before_offset=3), wire.PurgeResponse(log_start_offset=3)),
+    "delete": (wire.DeleteRequest(recording_id=1), wire.DeleteResponse()),
+}
+
+
+class Asker:
+    """The client of a node, which has asked once and keeps its connection; `answer` is what is answered from now on."""
+
+    def __init__(self, answer):
+        self.clock = SimulatedClock()
+        self.node = Node(self.clock)
+        self.replays = RemoteReplays(HERE, NodeAccess(network=self.node), self.clock)
+        self.answers = answering() | {ApiKey.DESCRIBE_RECORDINGS: RECORDINGS, PLACE_OF[type(answer)][0]: answer}
+        self.node.connections.append(self.answers)
+        assert self.replays.recordings("", 0, None) == []
+        self.node.asked.clear()
+
+    def ask(self, request, answer):
+        return self.replays.ask(request, type(answer))
+
+    def asked(self):
+        """The requests since, but for versions."""
+        found = [one for one in self.node.asked if not isinstance(one, ApiVersionsRequest)]
+        self.node.asked.clear()
+        return found
+
+
+@pytest.mark.parametrize("what", REPEATABLE | CHANGES)
+def test_a_request_goes_over_the_connection_that_is_there(what):
+    request, answer = (REPEATABLE | CHANGES)[what]
+    asker = Asker(answer)
+    for _ in range(2):
+        assert asker.ask(request, answer) == answer
+    assert (asker.asked(), len(asker.node.lines)) == ([request] * 2, 1)
+
+
+@pytest.mark.parametrize("how", BREAKS[1:])
+@pytest.mark.parametrize("what", REPEATABLE)
+def test_what_may_be_repeated_is_asked_once_more_if_the_idle_connection_was_broken(what, how):
+    request, answer = REPEATABLE[what]
+    asker = Asker(answer)
+    asker.node.line.answers = asker.answers | {PLACE_OF[type(answer)][0]: how}
+    asker.node.connections.append(asker.answers)
+    assert asker.ask(request, answer) == answer
+    assert asker.asked() == [request] * 2
+    assert [line.is_open for line in asker.node.lines] == [False, True]
+
+
+@pytest.mark.parametrize("how", BREAKS[1:])
+@pytest.mark.parametrize("what", REPEATABLE)
+def test_what_fails_over_a_new_connection_too_is_told_and_the_next_request_connects_anew(what, how):
+    request, answer = REPEATABLE[what]
+    asker = Asker(answer)
+    broken = asker.answers | {PLACE_OF[type(answer)][0]: how}
+    asker.node.line.answers = broken
+    asker.node.connections.extend([broken, broken, asker.answers])
+    for times in (2, 1):  # over the kept connection, and a new one; then over a new one alone
+        with pytest.raises(NodeUnreachable):
+            asker.ask(request, answer)
+        assert asker.asked() == [request] * times
+        assert not any(line.is_open for line in asker.node.lines)
+    assert asker.ask(request, answer) == answer
+
+
+@pytest.mark.parametrize("how", BREAKS[1:])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_is_asked_for_once_because_it_may_have_been_made(what, how):
+    request, answer = CHANGES[what]
+    asker = Asker(answer)
+    asker.node.line.answers = asker.answers | {PLACE_OF[type(answer)][0]: how}
+    asker.node.connections.append(asker.answers)
+    with pytest.raises(NodeUnreachable):
+        asker.ask(request, answer)
+    assert (asker.asked(), asker.node.line.is_open) == ([request], False)
+    assert asker.ask(request, answer) == answer
+
+
+def test_an_answer_to_something_else_is_a_node_that_does_not_answer_as_it_should():
+    """The connection is not used again: what comes on it next may be anything."""
+    asker = Asker(RECORDINGS)
+    asker.node.connections.append(asker.answers)
+    with pytest.raises(NodeUnreachable, match="it answered with DescribeRecordingsResponse"):
+        asker.replays.ask(wire.DescribeRecordingsRequest(), wire.ExtendResponse)
+    assert not any(line.is_open for line in asker.node.lines)
+
+
+STARTED = REPEATABLE["start"][1]
+
+
+def test_a_closed_client_ends_what_it_has_started_and_what_runs():
+    """Their slots at the node are free at once."""
+    asker = Asker(STARTED)
+    assert asker.replays.start_replay(ReplayRequest(1)) == 2
+    asker.node.connections.append(answering(ANSWERED(session_id=3, start_offset=0, end_offset=100)))
+    running = asker.replays.replay(ReplayRequest(1))
+    asker.asked()
+    for _ in range(2):
+        asker.replays.close()
+        assert running.end.reason is ReplayEndReason.STOPPED
+        assert not any(line.is_open for line in asker.node.lines)
+    assert asker.asked() == [wire.StopReplayRequest(session_id=3), wire.StopReplayRequest(session_id=2)], "each once"
+
+
+def test_a_client_is_closed_though_its_node_is_away():
+    asker = Asker(STARTED)
+    asker.replays.start_replay(ReplayRequest(1))
+    asker.node.line.breaks("is reset")
+    asker.replays.close()
+    assert not any(line.is_open for line in asker.node.lines)
+
+
+def test_a_session_that_was_stopped_is_not_stopped_again_by_a_close():
+    asker = Asker(STARTED)
+    session_id = asker.replays.start_replay(ReplayRequest(1))
+    asker.replays.stop(session_id)
+    asker.asked()
+    asker.replays.close()
+    assert asker.asked() == []
+
+
+def test_a_client_forgets_the_replays_that_are_over():
+    """A service keeps its client for months."""
+    asker, seen = Asker(RECORDINGS), []
+    for _ in range(3):
+        asker.node.connections.append(answering(STARTED))
+        session = asker.replays.replay(ReplayRequest(1))
+        session.stop()
+        seen.append(ref(session))
+        del session
+    gc.collect()
+    assert [one() is None for one in seen] == [True, True, False], "the last one goes with the next"
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR])
+def test_a_deletion_tells_whether_the_files_could_be_removed(code):
+    asker = Asker(RECORDINGS)
+    asker.node.connections.append(asker.answers | {ApiKey.DELETE: wire.DeleteResponse()})
+    deletion = asker.replays.delete(1, force=False, outbox_gone=False)
+    asker.node.line.gives(wire.DeleteDone(recording_id=1, freed_bytes=17, error_code=code, error_message="EIO"))
+    if code is ErrorCode.NONE:
+        assert deletion.wait() == 17
+    else:
+        with pytest.raises(ReplayRefused, match="EIO"):
+            deletion.wait()
+    assert not asker.node.line.is_open
+
+
+def test_a_deletion_whose_node_goes_away_is_not_known_to_be_done():
+    asker = Asker(RECORDINGS)
+    asker.node.connections.append(asker.answers | {ApiKey.DELETE: wire.DeleteResponse()})
+    deletion = asker.replays.delete(1, force=False, outbox_gone=False)
+    with pytest.raises(NodeUnreachable, match="timed out"):
+        deletion.wait(5)
+    assert (asker.node.line.wait_s, asker.node.line.is_open) == (5, False)

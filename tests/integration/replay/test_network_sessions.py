@@ -26,6 +26,7 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replay.node_connection import NodeConnection
+from pushrep.replay.plan import LOG_BOUNDS
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
@@ -93,6 +94,7 @@ def test_an_event_loop_that_follows_is_woken_by_what_comes_and_by_a_stop(client,
     [
         ("orders-1", {}, ErrorCode.UNKNOWN_RECORDING),
         (77, {}, ErrorCode.UNKNOWN_RECORDING),
+        ("lunch", {}, ErrorCode.UNKNOWN_RECORDING),
         ("orders-0", {"bound": "lunch"}, ErrorCode.INVALID_REQUEST),
         ("orders-0", {"position": 101}, ErrorCode.INVALID_POSITION),
         ("orders-0", {"position": 100, "length": TO_END}, ErrorCode.EMPTY_RECORDING),
@@ -102,6 +104,14 @@ def test_refusals_have_their_code_and_cost_no_session(client, node, recording, r
     """TO_END with nothing to replay: EMPTY_RECORDING, and no session is made."""
     assert refusal(client, recording, **request_).code is code
     assert len(node.replay_server.counters().sessions) == 0
+
+
+@pytest.mark.parametrize("bound", LOG_BOUNDS)
+@pytest.mark.parametrize("recording", ["orders-1", 77])
+def test_the_tip_of_what_is_not_there_is_refused(client, recording, bound):
+    with pytest.raises(ReplayRefused) as refused:
+        client.tip_of(recording, bound)
+    assert refused.value.code is ErrorCode.UNKNOWN_RECORDING
 
 
 def test_refused_positions_tell_the_range(client):
