@@ -8,154 +8,23 @@ The node is in memory and answers at once; the clock is put forward by the test.
 """
 
 import gc
-from collections import deque
 from itertools import pairwise
 from weakref import ref
 
 import pytest
 
-from pushrep.env.network import Address
 from pushrep.records import encode_batch
 from pushrep.replay import FOLLOW, TO_END, NodeAccess, ReplayClient, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replay.node_connection import NodeConnection, NodeUnreachable, request_to_wire, started
 from pushrep.replay.remote import RemoteReplays, RemoteSession
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import PLACE_OF, ApiKey
-from pushrep.wire.connection import ClientEvent, ServerConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import OFFSET_MAX
 from tests.support.control_batches import as_control
+from tests.support.scripted_node import BREAKS, HERE, ScriptedNode
 from tests.support.simulated_disk import SimulatedClock
-
-HERE = Address("node", 7400)
-BREAKS = ("refused", "hangs up", "is reset", "says nothing", "says rubbish")
-"""What a connection may do instead of answering."""
-
-
-class Line:
-    """The client's end of one connection. answers: by request, what the node answers; or one of BREAKS."""
-
-    def __init__(self, node, answers, wait_s):
-        self.node, self.answers, self.protocol, self.wait_s = node, answers, ServerConnection(), wait_s
-        self.coming, self.broken, self.is_open = bytearray(), None, True
-        self.meanwhile = lambda: None  # what another thread does while this one receives
-        self.behind = []  # events that come right behind the answer to Attach
-        self.waits_s = []  # how long each event of the client could wait for the network
-        self.call = None
-
-    def setsockopt(self, *_):
-        pass
-
-    def settimeout(self, wait_s):
-        self.wait_s = wait_s
-
-    def close(self):
-        self.is_open = False
-
-    def send(self, data):
-        assert self.is_open, "it is closed"
-        if self.broken == "is reset":
-            raise ConnectionResetError("reset")
-        for call in self.protocol.feed(bytes(data)):
-            self.node.asked.append(call.message if isinstance(call, ClientEvent) else call.request)
-            if isinstance(call, ClientEvent):
-                self.waits_s.append(self.wait_s)
-            else:
-                self._answer(call)
-        return len(data)
-
-    def _answer(self, call):
-        answer = self.answers.get(call.api_key)
-        answer = answer.pop(0) if isinstance(answer, list) else answer
-        if answer in BREAKS:
-            self.breaks(answer)
-        elif call.api_key is ApiKey.API_VERSIONS:
-            self._put(self.protocol.answer_versions(call))
-        else:
-            self.call = call
-            self._put(self.protocol.answer(call, answer))
-            for event in self.behind if call.api_key is ApiKey.ATTACH else ():
-                self.gives(event)
-
-    def gives(self, event):
-        """An event of the replay."""
-        self._put(self.protocol.event(self.call, event))
-
-    def breaks(self, how):
-        self.broken = how
-        if how == "says rubbish":
-            self.coming += b"HTTP/1.1 400 Bad Request\r\n\r\n"
-
-    def _put(self, parts):
-        self.coming += b"".join(map(bytes, parts))
-
-    def recv_into(self, buffer):
-        assert self.is_open, "it is closed"
-        self.meanwhile()
-        if self.coming:
-            count = min(len(buffer), len(self.coming))
-            buffer[:count] = self.coming[:count]
-            del self.coming[:count]
-            return count
-        if self.broken == "hangs up":
-            return 0
-        if self.broken == "is reset":
-            raise ConnectionResetError("reset")
-        if self.wait_s == 0:
-            raise BlockingIOError
-        assert self.wait_s is not None, "it would wait for ever"
-        raise TimeoutError("timed out")
-
-
-class Waits:
-    """A poller on which nothing ever comes: time passes."""
-
-    def __init__(self, clock):
-        self.clock = clock
-
-    def select(self, timeout_s):
-        self.clock.advance(max(1, round(1000 * timeout_s)))
-        return []
-
-    def register(self, *_):
-        pass
-
-    unregister = register
-
-    def wake(self):
-        pass
-
-    close = wake
-
-
-class Node:
-    """A network with one node. connections: what comes of each next one; without an entry it is refused."""
-
-    def __init__(self, clock):
-        self.clock, self.connections, self.lines, self.asked, self.tried_ms = clock, deque(), [], [], []
-
-    def connect(self, address, timeout_s):
-        assert address == HERE
-        self.tried_ms.append(self.clock.monotonic_ms())
-        answers = self.connections.popleft() if self.connections else "refused"
-        if answers == "refused":
-            raise ConnectionRefusedError("refused")
-        self.lines.append(Line(self, answers, timeout_s))
-        return self.lines[-1]
-
-    def poller(self):
-        return Waits(self.clock)
-
-    @property
-    def line(self):
-        return self.lines[-1]
-
-    def starts(self):
-        """The replays that were asked for, and forget them."""
-        found = [one for one in self.asked if isinstance(one, wire.StartReplayRequest)]
-        self.asked.clear()
-        return found
 
 
 def answering(
@@ -188,13 +57,20 @@ def ended(reason, code=ErrorCode.NONE, offset=10):
     return wire.ReplayEnd(session_id=1, reason=reason, offset=offset, error_code=code, error_message="so it is")
 
 
+def starts(node):
+    """The replays that were asked for, and forget them."""
+    found = [one for one in node.asked if isinstance(one, wire.StartReplayRequest)]
+    node.asked.clear()
+    return found
+
+
 class Reader:
     """A replay whose reader has taken [0, 10), in one batch of leader epoch 7."""
 
     def __init__(self, length=FOLLOW, *, is_known_by_id=False, begins=0, ends=100, **access):
         self.clock = SimulatedClock()
         self.clock.advance(1_000_000)
-        self.node = node = Node(self.clock)
+        self.node = node = ScriptedNode(self.clock)
         self.access = NodeAccess(network=node, **access)
         node.connections.append(answering())
         self.request = ReplayRequest(1, 0, length, bound="flushed", max_bytes_per_s=1_000_000)
@@ -208,7 +84,7 @@ class Reader:
             self.session.start(connection, started(connection, request_to_wire(1, self.request)))
         if not begins:
             assert self.gives(block(0, 10, batch(0, 10))).end == 10
-        node.starts(), node.tried_ms.clear()
+        starts(node), node.tried_ms.clear()
 
     def gives(self, event):
         self.node.line.gives(event)
@@ -222,7 +98,7 @@ class Reader:
         """The next connection is as `answers`; what was asked on it."""
         self.node.connections.append(answering() if answers is None else answers)
         assert self.session.step() is None
-        return self.node.starts()
+        return starts(self.node)
 
     def runs(self):
         """Whether it is attached and gives what comes."""
@@ -534,7 +410,7 @@ def test_a_block_that_comes_right_behind_the_answer_is_not_lost():
 def test_a_replay_whose_session_expired_before_it_attached_is_started_once_more(times):
     """This machine was stopped between start and attach."""
     clock = SimulatedClock()
-    node = Node(clock)
+    node = ScriptedNode(clock)
     late = answering(attach=wire.AttachResponse(error_code=ErrorCode.UNKNOWN_REPLAY))
     node.connections.extend([late] * times + [answering()])
     with ReplayClient(str(HERE), node=NodeAccess(network=node), clock=clock) as client:
@@ -631,7 +507,7 @@ def test_a_paused_replay_comes_back_behind_what_has_come_and_not_behind_what_was
     reader.node.connections.append(answering())
     for _ in range(2):
         reader.session.rest()
-    assert [(reader.session.position, one.position) for one in reader.node.starts()] == [(10, 12)]
+    assert [(reader.session.position, one.position) for one in starts(reader.node)] == [(10, 12)]
     reader.node.line.gives(block(12, 14, batch(12, 14)))
     assert [reader.session.step().end for _ in range(2)] == [12, 14]
 
@@ -730,7 +606,7 @@ class Asker:
 
     def __init__(self, answer):
         self.clock = SimulatedClock()
-        self.node = Node(self.clock)
+        self.node = ScriptedNode(self.clock)
         self.replays = RemoteReplays(HERE, NodeAccess(network=self.node), self.clock)
         self.answers = answering() | {ApiKey.DESCRIBE_RECORDINGS: RECORDINGS, PLACE_OF[type(answer)][0]: answer}
         self.node.connections.append(self.answers)
