@@ -12,8 +12,8 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.wire import push_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
-from tests.support.scripted_node import BREAKS, HERE, ScriptedNode
 from tests.support.simulated_disk import SimulatedClock
+from tests.unit.scripted_node import BREAKS, HERE, ScriptedNode
 
 
 @pytest.fixture

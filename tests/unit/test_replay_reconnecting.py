@@ -23,8 +23,8 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import OFFSET_MAX
 from tests.support.control_batches import as_control
-from tests.support.scripted_node import BREAKS, HERE, ScriptedNode
 from tests.support.simulated_disk import SimulatedClock
+from tests.unit.scripted_node import BREAKS, HERE, ScriptedNode
 
 
 def answering(
