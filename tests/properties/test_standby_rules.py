@@ -66,6 +66,12 @@ def test_a_leader_that_says_goodbye_is_followed_within_the_spread():
     assert standby.why_not_look(Seen(TIMES.spread_ms, grant(), 1, None)) is None
 
 
+@pytest.mark.parametrize(("after_ms", "spread_ms"), [(2_000, 500), (4_000, 1_000), (60_000, 1_000)])
+def test_a_random_delay_takes_a_quarter_of_the_patience_and_a_second_at_most(after_ms, spread_ms):
+    """A takeover is promised within the patience and 5 s, so that the delay has to be a small part of both."""
+    assert TakeoverTimes(takeover_after_ms=after_ms).spread_ms == spread_ms
+
+
 def test_the_successor_that_a_leader_names_looks_at_once_outside_of_the_pause_and_not_during_a_hold():
     wall_ms = 1_700_000_000_000
     after = {"takeover": Takeover(256, wall_ms)}
