@@ -373,6 +373,14 @@ def test_a_counter_that_closed_freezes_and_its_session_ends_there():
     assert (end.reason, end.offset) == (ReplayEndReason.LIMIT_REACHED, 10)
 
 
+def test_what_a_counter_had_passed_before_it_closed_is_still_sent():
+    driver = Driver(bound="applied").started()
+    driver(e.Turn(STABLE_100, counter=20), e.BlockRead((SPAN,)), e.BlockSent())
+    assert only(driver(e.Turn(STABLE_100, counter=None)), e.ReadBlock).limit == 20
+    driver(e.BlockRead((Span(10, 20, 400, 10),)), e.BlockSent())
+    assert only(driver(e.Turn(STABLE_100, counter=None)), e.SendEnd).offset == 20
+
+
 def test_a_counter_lets_nothing_out_above_the_stable_offset():
     driver = Driver(bound="applied").started()
     facts = LogOffsets(0, 100, 80, 60)
