@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from filtering import pack_keys
+from filtering.retry import Backoff
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka import KafkaDestination, recovery
-from pushrep.kafka.answers import Code
+from pushrep.kafka.answers import AnswerReaction, Code
 from pushrep.kafka.cluster import PartitionBounds, broker_refused
 from pushrep.kafka.errors import KafkaUnreachable
 from pushrep.kafka.progress import ShippedRecord
@@ -140,3 +141,38 @@ def test_what_keeps_a_partition_waiting_is_told_until_it_is_over(error, text):
 
     assert asyncio.run(both()) == [7, 7]
     assert [one for one in state.told if one[0] is not None] == [(3, text), (3, text), (3, None)]
+
+
+@pytest.mark.parametrize(
+    ("reaction", "asked"),
+    [
+        (AnswerReaction.RETRY, ["reopened"]),
+        (AnswerReaction.REFRESH, ["who leads", "reopened"]),
+        (AnswerReaction.CHECK_TOPIC, ["which topic it is", "who leads", "reopened"]),
+    ],
+)
+def test_what_is_asked_before_the_same_bytes_are_sent_again(monkeypatch, reaction, asked):
+    """And only the second refusal in a row is trouble."""
+    done, shipped = [], Waiting()
+
+    class Leaders:
+        destination = None
+
+        async def refresh(self):
+            done.append("who leads")
+
+    monkeypatch.setattr(recovery, "backoff_of", lambda _: Backoff(0, 0))
+    monkeypatch.setattr(recovery, "look_at_topic", lambda *_: done.append("which topic it is") or FACTS)
+    looking = ShippingRecovery(None, FACTS, Leaders(), shipped, None, SYSTEM_CLOCK, lambda _: None)
+    refused = SimpleNamespace(answer="refused: busy")
+    pipeline = SimpleNamespace(
+        partition=0, verdict=lambda: (refused, reaction), reopen=lambda: done.append("reopened")
+    )
+    for troubles in (0, 1):
+        assert asyncio.run(looking.recover(pipeline)) is None
+        assert done == asked * (1 + troubles)
+        assert [one for one in shipped.told if one[0] == 0] == troubles * [(0, "t-0: refused: busy")]
+    looking.succeeded(0)
+    shipped.told.clear()
+    asyncio.run(looking.recover(pipeline))
+    assert [one for one in shipped.told if one[0] == 0] == [], "it was answered meanwhile"
