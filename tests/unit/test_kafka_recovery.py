@@ -165,9 +165,7 @@ def test_what_is_asked_before_the_same_bytes_are_sent_again(monkeypatch, reactio
     monkeypatch.setattr(recovery, "look_at_topic", lambda *_: done.append("which topic it is") or FACTS)
     looking = ShippingRecovery(None, FACTS, Leaders(), shipped, None, SYSTEM_CLOCK, lambda _: None)
     refused = SimpleNamespace(answer="refused: busy")
-    pipeline = SimpleNamespace(
-        partition=0, verdict=lambda: (refused, reaction), reopen=lambda: done.append("reopened")
-    )
+    pipeline = SimpleNamespace(partition=0, verdict=lambda: (refused, reaction), reopen=lambda: done.append("reopened"))
     for troubles in (0, 1):
         assert asyncio.run(looking.recover(pipeline)) is None
         assert done == asked * (1 + troubles)
