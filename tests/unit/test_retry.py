@@ -12,7 +12,9 @@ from aiokafka import TopicPartition as AioPartition
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
+    NoError,
     NotCoordinatorForGroupError,
+    UnknownTopicOrPartitionError,
 )
 from aiokafka.structs import OffsetAndMetadata
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
@@ -20,8 +22,16 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message,
 from filtering import MissingRight
 from filtering.consumers import confluent
 from filtering.consumers.aiokafka import ask_committed
-from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of, failure_of_transaction
-from filtering.retry import Backoff, RetryPolicy
+from filtering.consumers.aiokafka import failure_of as failure_of_aiokafka
+from filtering.consumers.confluent_client import (
+    ask_bounds,
+    ask_brokers,
+    failure_of,
+    failure_of_transaction,
+    is_too_early,
+    send,
+)
+from filtering.retry import Backoff, Failure, RetryPolicy
 
 PASSING = [
     KafkaError.NOT_COORDINATOR,
@@ -228,3 +238,87 @@ def test_a_policy_that_is_stopped_raises_the_error_that_came_before_it():
     with pytest.raises(OSError, match="2"):
         policy.call(call, sleep=lambda _: True, is_stopped=lambda: next(stopped), on_failure=failures.append)
     assert [str(error) for error in failures] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (UnknownTopicOrPartitionError(), Failure.NOT_THERE),
+        (NoError(), Failure.TRANSIENT),
+        (TimeoutError(), Failure.TRANSIENT),
+        (NotCoordinatorForGroupError(), Failure.TRANSIENT),
+        (GroupAuthorizationFailedError(), Failure.PERMANENT),
+        (ValueError(), Failure.PERMANENT),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Exception) else one.name,
+)
+def test_aiokafkas_failures_are_told_apart(error, failure):
+    assert failure_of_aiokafka(error) is failure
+
+
+class Sending:
+    """A producer whose queue is full, or that is broken, at these records; reports: an error for each record, by place.
+
+    lost: records of which no report comes.
+    """
+
+    def __init__(self, full=(), broken=(), reports=(), lost=()):
+        self.full, self.broken, self.reports, self.lost = list(full), list(broken), dict(reports), set(lost)
+        self.sent, self.fatal = [], None
+
+    def produce(self, topic, value, key, *, on_delivery):
+        if len(self.sent) in self.full:
+            self.full.remove(len(self.sent))
+            raise BufferError
+        if len(self.sent) in self.broken:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+        self.sent.append((topic, key, value, on_delivery))
+
+    def poll(self, timeout_s):
+        assert timeout_s > 0, "a full queue is waited for"
+
+    def flush(self, _timeout_s):
+        if self.fatal is not None:
+            raise SystemError from self.fatal
+        for at, (_, key, _, told) in enumerate(self.sent):
+            if at not in self.lost:
+                told(self.reports.get(at), f"report of {key}")
+
+
+RECORDS = [("a", b"1"), ("b", b"2"), ("c", b"3")]
+
+
+def test_records_are_sent_in_order_also_through_a_full_queue():
+    producer = Sending(full=[0, 1, 1])
+    assert send(producer, "marks", RECORDS, 1) == ["report of a", "report of b", "report of c"]
+    assert [one[:3] for one in producer.sent] == [("marks", key, value) for key, value in RECORDS]
+
+
+@pytest.mark.parametrize(
+    ("producer", "code"),
+    [
+        (Sending(reports={1: KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)}), KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        (Sending(lost=[2]), KafkaError._TIMED_OUT),
+        (Sending(broken=[1]), KafkaError._FATAL),
+    ],
+    ids=["refused", "no report", "broken"],
+)
+def test_no_record_that_is_not_there_counts_as_sent(producer, code):
+    with pytest.raises(KafkaException) as raised:
+        send(producer, "marks", RECORDS, 1)
+    assert raised.value.args[0].code() == code
+
+
+@pytest.mark.parametrize("broken", [[], [1]])
+def test_a_fatal_error_of_the_client_is_raised_as_itself(broken):
+    producer = Sending(broken=broken)
+    producer.fatal = KafkaException(KafkaError(KafkaError.INVALID_PRODUCER_EPOCH))
+    with pytest.raises(KafkaException) as raised:
+        send(producer, "marks", RECORDS, 1)
+    assert raised.value is producer.fatal
+
+
+def test_only_a_partition_that_has_just_come_is_too_early_to_seek():
+    assert is_too_early(KafkaException(KafkaError(KafkaError._STATE)))
+    assert not is_too_early(KafkaException(KafkaError(KafkaError._FATAL)))
+    assert not is_too_early(ValueError())
