@@ -1,6 +1,7 @@
 """Positions with their marks: the bytes of a commit, and the books of a consumer against a model."""
 
 import json
+import zlib
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,22 @@ def test_what_is_encoded_comes_back(pairs, offset, startpoint):
         None, stored, startpoint, "key"
     )
     assert unpack_marks(pack_marks(marks)) == marks
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (lambda packed: packed[:-1], "end early"),
+        (lambda packed: b"", "end early"),
+        (lambda packed: zlib.compress(bytes((64 << 20) + 1), 1), "larger than marks can be"),
+        (lambda packed: b"y" + packed[1:], "can't be inflated"),
+        (lambda packed: zlib.compress(b"no marks"), "marks"),
+    ],
+    ids=["cut", "empty", "64 MiB and more", "no zlib", "something else"],
+)
+def test_what_are_no_whole_marks_is_refused_whatever_size_it_says(bad, why):
+    with pytest.raises(CorruptMarks, match=why):
+        unpack_marks(bad(pack_marks(MARKS)))
 
 
 def test_the_released_bytes_are_read():

@@ -70,6 +70,18 @@ def test_only_the_named_pids_are_filtered():
     assert [pair for pair, _ in batch.marks().items()] == [(2, 0)]
 
 
+@pytest.mark.parametrize("given", ["4711", b"4711", 4711, ["4711"], [1.5], [2**63], [-(2**63) - 1], [None]], ids=repr)
+def test_what_names_no_pids_is_refused(given):
+    with pytest.raises(BadFilterSetting, match=r"only_pids.*as in \[4711\]"):
+        ReplayFilter(only_pids=given)
+
+
+@pytest.mark.parametrize("pid", [-(2**63), 2**63 - 1, np.int64(7)])
+def test_each_number_of_64_bits_names_a_pid(pid):
+    one = ReplayFilter(only_pids=[pid])
+    assert [one.admit(key(1, int(pid))) for _ in range(2)] == [True, False]
+
+
 def test_the_window_lets_a_hole_be_filled_once():
     replay_filter = ReplayFilter(window=4)
     offsets = (10, 20, 18, 18, 16, 15, 20, 21, 17)
