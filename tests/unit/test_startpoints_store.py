@@ -658,6 +658,28 @@ def test_other_files_and_versions_are_refused(real):
         real.history()
 
 
+HEAD = journal_line({"format": "pushrep.startpoints", "version": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (HEAD[:-10], "its first line is no journal of startpoints"),
+        (b"\n", "its first line is no journal of startpoints"),
+        (journal_line(["format"]), "its first line is no journal of startpoints"),
+        (HEAD + journal_line([1]), "is nothing that this pushrep knows"),
+    ],
+    ids=["half a line", "an empty line", "another head", "no facts"],
+)
+def test_what_is_no_journal_is_refused_by_reader_and_writer_and_stays(real, data, why):
+    real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    journal_of(real).write_bytes(data)
+    for use in (real.history, lambda: real.write("billing", "orders", 1, Startpoint.earliest(), "go")):
+        with pytest.raises(CorruptFile, match=why):
+            use()
+    assert journal_of(real).read_bytes() == data
+
+
 def test_a_damaged_checkpoint_is_refused(real):
     claim = real.claim("billing", "orders", 0)
     real.commit(claim, 60)
