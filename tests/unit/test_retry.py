@@ -297,7 +297,10 @@ def test_records_are_sent_in_order_also_through_a_full_queue():
 @pytest.mark.parametrize(
     ("producer", "code"),
     [
-        (Sending(reports={1: KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)}), KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        (
+            Sending(reports={1: KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)}),
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        ),
         (Sending(lost=[2]), KafkaError._TIMED_OUT),
         (Sending(broken=[1]), KafkaError._FATAL),
     ],
