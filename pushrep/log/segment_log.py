@@ -669,9 +669,10 @@ class SegmentLog(ClosedAtExit):
         try:
             if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
                 return writer.append_together(batches)
+            reopened_after = writer.reopened_after
             result = writer.append(batches, base_offset)
             if durability is Durability.FLUSHED:
-                writer.flush_acknowledged(result.last_offset + 1)
+                writer.flush_acknowledged(reopened_after, result.last_offset + 1)
         except LogPoisoned:
             writer.is_told = True
             raise
@@ -751,7 +752,7 @@ class SegmentLog(ClosedAtExit):
         """Everything appended so far is on disk when this returns. Raises LogPoisoned."""
         writer = self._checked_writer()
         try:
-            writer.flush_acknowledged(writer.log_end_offset)
+            writer.flush_acknowledged(writer.reopened_after, writer.log_end_offset)
         except LogPoisoned:
             writer.is_told = True
             raise

@@ -138,7 +138,8 @@ class LogWriter:
         """Called under the lock with the base offset of a segment that rolled without a seal."""
         self.on_stopped: Callable[[BaseException], object] = lambda _failure: None
         """Called with the failure that stops the log, perhaps under the lock. It must not wait."""
-        self._reopened_after: BaseException | None = None
+        self.reopened_after: BaseException | None = None
+        """The failure after which the log was reopened last."""
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
         self._flush_scheduler = FlushScheduler(self, context.config, context.clock)
@@ -199,7 +200,7 @@ class LogWriter:
             except BaseException:
                 self.log_end_offset = end
                 raise
-            self._reopened_after = self._poison
+            self.reopened_after = self._poison
             self._begin(recovered, epochs, watermark, is_unlisted=is_unlisted)
 
     @property
@@ -295,12 +296,12 @@ class LogWriter:
         If another thread is already syncing, this thread queues its batches and the next leader writes them: one write,
         one sync for all.
         """
-        mine = CommitRequest(batches)
+        mine, reopened_after = CommitRequest(batches), self.reopened_after
         self._requests.append(mine)
         leader, me = self._leader, get_ident()
         try:
             if not leader.acquire(self._is_answered, mine):
-                return mine.answer()
+                return self._answer(mine, reopened_after)
             self._write_requests(mine)
             if not self._is_settled(self.log_end_offset):
                 self._sync()
@@ -310,17 +311,33 @@ class LogWriter:
                 leader.notify()
         self._context.view.open_files.opened(self)
         self._flush_now(self._flush_scheduler.on_acknowledged())
-        return mine.answer()
+        return self._answer(mine, reopened_after)
+
+    def _answer(self, request: CommitRequest, reopened_after: BaseException | None) -> AppendResult:
+        result = request.answer()
+        self._check_not_reopened(reopened_after)
+        return result
+
+    def _check_not_reopened(self, reopened_after: BaseException | None) -> None:
+        """Raise LogPoisoned if the log was reopened since, perhaps without records that were in it before."""
+        failure = self.reopened_after
+        if failure is not None and failure is not reopened_after:
+            raise LogPoisoned(self.path, failure)
 
     def flush(self, offset: int | None = None) -> None:
         """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
-        wanted = self.log_end_offset if offset is None else offset
-        leader, me, reopened_after = self._leader, get_ident(), self._reopened_after
+        self.flush_to(self.reopened_after, self.log_end_offset if offset is None else offset)
+
+    def flush_to(self, reopened_after: BaseException | None, wanted: int) -> None:
+        """Everything below `wanted` is on disk when this returns. Raises LogPoisoned, also if it was reopened since.
+
+        reopened_after: as it was when `wanted` was known to be in the log.
+        """
+        leader, me = self._leader, get_ident()
         while True:
             try:
                 if not leader.acquire(self._is_settled, wanted):
-                    if (failure := self._reopened_after) is not None and failure is not reopened_after:
-                        raise LogPoisoned(self.path, failure)  # the log was reopened, perhaps without these records
+                    self._check_not_reopened(reopened_after)
                     return
                 self._sync()
             finally:
@@ -328,9 +345,12 @@ class LogWriter:
                     leader.owner = None
                     leader.notify()
 
-    def flush_acknowledged(self, offset: int) -> None:
-        """As `flush`, for a caller that acknowledges the records: the checkpoint follows within a second."""
-        self.flush(offset)
+    def flush_acknowledged(self, reopened_after: BaseException | None, offset: int) -> None:
+        """As `flush`, for a caller that acknowledges the records: the checkpoint follows within a second.
+
+        reopened_after: as it was before they were appended.
+        """
+        self.flush_to(reopened_after, offset)
         self._flush_now(self._flush_scheduler.on_acknowledged())
 
     def flush_in_background(self) -> None:

@@ -112,6 +112,24 @@ def test_truncate_works_on_a_full_disk_and_frees_it(full_errno, preallocate):
 
 
 @FULL
+def test_purge_without_a_reserve_takes_the_room_that_the_newest_segment_has_ahead(full_errno):
+    """Somebody has removed that file to make room."""
+    machine = Machine(full_errno, 3000)
+    with machine.open() as log:
+        machine.append(log, 300)
+        log.flush()
+        machine.disk.unlink(HOME.parent / RESERVE_NAME)
+        machine.take_the_rest()
+        _, second, *_ = sorted(int(name[:20]) for name in machine.disk.list(HOME) if name.endswith(".log"))
+        assert log.purge(second) == second
+        machine.holds(log)
+        machine.append(log, 10)
+    with machine.open() as log:
+        assert (log.log_start_offset, log.recovery.opening.value) == (second, "normal")
+        machine.holds(log)
+
+
+@FULL
 @AHEAD
 @pytest.mark.parametrize("how", ["purge", "delete_records"])
 def test_purge_works_on_a_full_disk_and_frees_it(full_errno, preallocate, how):

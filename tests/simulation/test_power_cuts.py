@@ -39,7 +39,7 @@ WORLD_STEPS = 1000
 BROKEN = {
     "a flush that does not sync": Mutation(LogWriter, "self._context.view.disk.timed(file.sync)", "pass"),
     "an answer before the flush": Mutation(
-        SegmentLog.append, "writer.flush_acknowledged(result.last_offset + 1)", "pass"
+        SegmentLog.append, "writer.flush_acknowledged(reopened_after, result.last_offset + 1)", "pass"
     ),
     "a roll that leaves the old segment unsynced": Mutation(LogWriter, "self._sync_file(old.file)", "pass"),
     "a new segment whose name is not synced": Mutation(Segment.create, "filesystem.sync_directory(directory)", "pass"),

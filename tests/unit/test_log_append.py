@@ -308,7 +308,7 @@ def lines_before_finally(code):
 def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, end):
     """Ctrl-C at every line from before the turn to sync is taken to the end of the sync."""
     log = SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000))
-    codes = {LogWriter.flush.__code__, GroupCommitLeader.acquire.__code__}
+    codes = {LogWriter.flush_to.__code__, GroupCommitLeader.acquire.__code__}
     lines = set(chain.from_iterable(map(lines_before_finally, codes)))
 
     def trace(frame, event, arg):

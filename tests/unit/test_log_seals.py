@@ -95,6 +95,14 @@ def test_a_seal_with_a_rotten_bit_is_none(bit):
         decode_seal(bytes(data))
 
 
+def test_a_seal_of_another_version_is_none():
+    """Though its CRC is right: what its fields mean is not known here."""
+    data = bytearray(GOLDEN)
+    data[11] += 1
+    with pytest.raises(BadLogFile, match="version 3 where 2 is read"):
+        decode_seal(bytes(data) + struct.pack(">I", google_crc32c.value(bytes(data))))
+
+
 def fill(log: SegmentLog, count: int, size: int = 20) -> None:
     for first in range(0, count, 10):
         log.append([b"%06d" % n + bytes(size) for n in range(first, first + 10)], durability=Durability.BUFFERED)
@@ -213,6 +221,26 @@ def test_o6_no_record_of_a_segment_of_another_log_is_given(tmp_path, way, suffix
         with pytest.raises((CorruptBatch, ReplayFailed, ReplayRefused), match="sealed"):
             read(first)
         assert len(read(third + 10)) == 390 - third, "what lies behind it is ours"
+
+
+@pytest.mark.parametrize("odd", ["too long", "a directory"])
+@pytest.mark.parametrize("way", [_owner, _reader, _slices, _replay])
+def test_o6_a_seal_that_can_not_be_read_keeps_nobody_from_the_records(tmp_path, way, odd):
+    """They can be read without it; verify names it."""
+    path = made(tmp_path / "orders-0", 400)
+    seal = path / f"{bases(path)[1]:020d}.seal"
+    if odd == "too long":
+        seal.write_bytes(seal.read_bytes() * 9)
+    else:
+        seal.unlink()
+        seal.mkdir()
+    with way(path) as read:
+        assert len(read(0)) == 400
+    if odd == "too long":
+        assert [finding.file for finding in verify_log(path).findings] == [seal.name]
+    else:
+        with pytest.raises(IsADirectoryError, match=seal.name):
+            verify_log(path)
 
 
 @pytest.mark.parametrize("at", [0, -1], ids=["first batch", "last batch"])

@@ -11,7 +11,9 @@ sync of the records       stopped: what the disk holds is unknown    stopped
 import errno
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +21,12 @@ from pushrep import Outbox, OutboxConfig
 from pushrep.env import RealFilesystem
 from pushrep.log import AppendFailed, CorruptBatch, Durability, LogConfig, LogPoisoned, SegmentLog
 from pushrep.log.errors import SHORTAGES
+from pushrep.log.flush_scheduler import GroupCommitLeader
 from pushrep.log.segment import Segment
+from pushrep.log.writer import LogWriter
 from pushrep.outbox import DeliveryFailed
 from tests.support.forks import code_in_fork
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 BUFFERED = Durability.BUFFERED
 
@@ -262,6 +267,72 @@ def test_an_interruption_while_the_rest_of_a_refused_append_is_removed_ends_the_
         log.reopen()
         assert log.append(b"second") == (1, 1)
         assert [record.value for record in log.records(0)] == [b"first", b"second"]
+
+
+def in_a_thread(call):
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def append(log):
+    log.append(b"mine", durability=Durability.FLUSHED)
+
+
+WAITS = {
+    "a flush": lambda log: log.flush(),
+    "an append": append,
+    "an append in another thread": lambda log: in_a_thread(lambda: append(log)),
+}
+
+
+@pytest.mark.parametrize("call", WAITS.values(), ids=WAITS)
+def test_who_waited_for_a_sync_that_failed_is_told_also_once_the_log_is_open_again(monkeypatch, call):
+    """Another thread leads the sync, fails, and opens the log anew, before the one that waits looks again."""
+    disk, acquire, to_come = SimulatedDisk(), GroupCommitLeader.acquire, [True]
+    config = LogConfig(preallocate_bytes=0, flush_ms=3_600_000)
+    with SegmentLog.open(Path("/logs/orders-0"), config, filesystem=disk, clock=SimulatedClock()) as log:
+        log.append(b"first")
+        log.append(b"before a flush", durability=BUFFERED)
+
+        def acquire_late(leader, settled, wanted):
+            if to_come:
+                to_come.clear()
+                disk.fail_sync()
+                with pytest.raises(LogPoisoned):
+                    log.append(b"another thread's")
+                log.reopen()
+            return acquire(leader, settled, wanted)
+
+        monkeypatch.setattr(GroupCommitLeader, "acquire", acquire_late)
+        with pytest.raises(LogPoisoned):
+            call(log)
+        assert [record.value for record in log.records(0)] == [b"first"], "nothing of it is on disk"
+        call(log)
+        assert log.flushed_offset == log.log_end_offset
+
+
+def test_an_append_that_the_log_lost_before_its_flush_began_is_not_acknowledged(monkeypatch):
+    """In the main thread an append and its flush are two steps."""
+    disk, flush, to_come = SimulatedDisk(), LogWriter.flush_acknowledged, [True]
+    config = LogConfig(preallocate_bytes=0, flush_ms=3_600_000)
+    with SegmentLog.open(Path("/logs/orders-0"), config, filesystem=disk, clock=SimulatedClock()) as log:
+        log.append(b"first")
+
+        def flush_late(writer, *arguments):
+            if to_come:
+                to_come.clear()
+                disk.fail_sync()
+                with pytest.raises(LogPoisoned):
+                    log.flush()
+                log.reopen()
+            return flush(writer, *arguments)
+
+        monkeypatch.setattr(LogWriter, "flush_acknowledged", flush_late)
+        with pytest.raises(LogPoisoned):
+            append(log)
+        assert log.log_end_offset == 1
+        append(log)
+        assert [record.value for record in log.records(0)] == [b"first", b"mine"]
 
 
 def rolled(path, disk, count=30, **settings):
