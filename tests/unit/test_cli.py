@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import operator
 import os
 import re
 import signal
@@ -11,13 +12,16 @@ import sys
 import threading
 from datetime import datetime, timedelta
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from filtering import StreamMetadata
+from filtering.extras import MissingExtra
 from pushrep.cli import main as cli_main
-from pushrep.cli.common import parse_time_ms
+from pushrep.cli.common import parse_time_ms, whole_step
 from pushrep.log import NotALog, SegmentLog
 from pushrep.outbox import Outbox
 from tests.programs import PUSHREP
@@ -121,6 +125,50 @@ def test_a_command_without_its_package_says_what_to_install(pushrep, monkeypatch
     code, output, _ = pushrep("--help")
     assert code == 0
     assert "(unavailable: entry point" in output
+
+
+@click.command(short_help="A demo.")
+@click.argument("raises")
+def demo(raises):
+    raise LATE[raises]
+
+
+LATE = {
+    "a package": ModuleNotFoundError("no", name="no_such_package_at_all.errors"),
+    "an extra": MissingExtra("the demo", "aiokafka"),
+    "a bug": ImportError("a bug"),
+}
+
+
+def test_a_package_that_is_missing_later_is_named_and_a_bug_of_ours_is_raised(pushrep, monkeypatch):
+    installed = SimpleNamespace(name="demo", module="demo", load=lambda: demo)
+    broken = SimpleNamespace(name="broken", module="demo", load=lambda: operator.attrgetter("of_theirs")(json))
+    monkeypatch.setattr(cli_main, "entry_points", lambda group: [installed, broken])
+    why = "needs the Python package 'no_such_package_at_all', which is not installed"
+    code, _, errors = pushrep("demo", "a package")
+    assert (code, errors.startswith(f"error: pushrep demo {why}")) == (1, True)
+    assert pushrep("demo", "an extra") == (1, "", f"error: {LATE['an extra']}\n")
+    with pytest.raises(ImportError, match="a bug"):
+        pushrep("demo", "a bug")
+    with pytest.raises(AttributeError, match="of_theirs"):
+        pushrep("broken")
+    monkeypatch.setattr(cli_main, "entry_points", lambda group: [installed])
+    assert "  demo  A demo.\n" in pushrep("--help")[1], "a command of another package shows its own words"
+
+
+@pytest.mark.parametrize(("interrupts", "is_done"), [(0, True), (1, True), (2, False)])
+def test_an_interrupt_waits_for_the_end_of_a_whole_step_and_the_second_does_not(interrupts, is_done):
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    def step():
+        with whole_step():
+            for _ in range(interrupts):
+                signal.raise_signal(signal.SIGINT)
+            done.append("the rest of the step")
+
+    with pytest.raises(KeyboardInterrupt) if interrupts else contextlib.nullcontext():
+        step()
+    assert (bool(done), signal.getsignal(signal.SIGINT)) == (is_done, before)
 
 
 def test_the_group_is_a_click_command_for_embedders():

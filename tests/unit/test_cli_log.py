@@ -9,6 +9,9 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import LogConfig, SegmentLog
+from pushrep.records import encode_batch
+from pushrep.records import header as layout
+from tests.support.control_batches import as_control
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 MIDDLE = "00000000000000000009.log"
@@ -147,6 +150,47 @@ def test_dump_of_keys_values_and_headers(run, tmp_path):
     ]  # fmt: skip
     _, out, _ = run("dump", tmp_path, "orders-0", "--records")
     assert "| offset: 0 CreateTime: 1 keySize: -1 valueSize: 1 sequence: -1 headerKeys: [h,n,b] payload: v" in out
+
+
+def test_dump_of_entries_as_json(run, log):
+    code, out, _ = run("dump", log / "00000000000000000000.index", "--json")
+    assert (code, [{name: one[name] for name in ("offset", "position")} for one in json_lines(out)]) == (
+        0, [{"offset": 5, "position": 106}, {"offset": 8, "position": 212}],
+    )  # fmt: skip
+    code, out, _ = run("dump", log / "00000000000000000000.timeindex", "--json")
+    entries = [(one["timestamp"] - 1_700_000_000_000, one["offset"]) for one in json_lines(out)]
+    assert (code, entries) == (0, [(1, 5), (2, 8)])
+    code, out, _ = run("dump", log / "leader-epoch-checkpoint", "--json")
+    assert (code, [one["line"] for one in json_lines(out)]) == (0, ["epoch: 0 startOffset: 0"])
+    code, out, _ = run("dump", log / "00000000000000000018.index")
+    assert (code, out.splitlines()[1:]) == (0, [f"{log / '00000000000000000018.index'} is empty."])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        (b"\0\0\0\1", b"\0\0\0\0\0\7", "endTxnMarker: COMMIT coordinatorEpoch: 7"),
+        (b"\0\0\0\0", b"\0\0\0\0\0\x08", "endTxnMarker: ABORT coordinatorEpoch: 8"),
+        (b"\0\0\0\0", b"short", "controlType: ABORT"),
+        (b"\0\0\0\2", b"", "controlType: 2"),
+        (None, None, "controlType: UNKNOWN"),
+    ],
+)
+def test_dump_of_a_marker(run, tmp_path, key, value, shown):
+    file = tmp_path / "00000000000000000000.log"
+    batch = encode_batch([value], keys=[key], timestamps_ms=1)
+    layout.stamp(data := bytearray(batch.data), 0, 0)
+    file.write_bytes(as_control(bytes(data)))
+    code, out, _ = run("dump", file, "--records")
+    assert (code, out.splitlines()[-1].partition(" headerKeys: [] ")[2]) == (0, shown)
+    assert " isControl: true " in out
+
+
+def test_dump_of_a_file_of_which_nothing_is_asked(run, log):
+    code, _, err = run("dump", log.parent, log.name, "--from", 21)
+    assert (code, err) == (0, "nothing at or above --from 21\n")
+    code, _, err = run("dump", log.parent, log.name, "--from", 21, "--to", 30)
+    assert (code, err) == (0, "nothing at or above --from 21 and below --to 30\n")
 
 
 def test_dump_of_the_small_files(run, log):

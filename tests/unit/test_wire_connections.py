@@ -142,6 +142,12 @@ def test_nothing_is_asked_before_the_versions():
         ClientConnection().ask(ListLogsRequest())
 
 
+def test_an_event_is_not_asked(pair):
+    client, _ = pair
+    with pytest.raises(BadArgument, match="Credit is no request"):
+        client.ask(Credit(session_id=1, bytes=1))
+
+
 def test_a_server_refuses_who_asks_on_regardless(monkeypatch):
     monkeypatch.setattr("pushrep.wire.connection.UNANSWERED_MAX", 2)
     server = ServerConnection()

@@ -181,3 +181,29 @@ def test_a_slice_of_a_file_is_counted_and_passed_on(tmp_path):
 def test_only_what_its_schema_can_hold_is_sent():
     with pytest.raises(BadArgument, match="schema"):
         encode(ListLogsResponse(error_message=5), 1)
+
+
+def test_more_records_than_a_frame_can_hold_are_not_sent(tmp_path):
+    with (tmp_path / "log").open("wb") as file:
+        request = AppendRecordsRequest(partitions=(partition(records=(FileSlice(file, 0, 1 << 30),)),))
+    with pytest.raises(BadArgument, match="1073741824 bytes of records exceed a frame"):
+        encode(request, 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "frame", "refused"),
+    [
+        (PREFIX_BYTES, 2 * PREFIX_BYTES, None),
+        (2**24 - 1, 2**31 - 1, None),
+        (PREFIX_BYTES - 1, 100, "header_bytes_max: 19 is not from 20 to"),
+        (2**24, 2**31 - 1, "header_bytes_max: 16777216 is not from 20 to"),
+        (PREFIX_BYTES, 2 * PREFIX_BYTES - 1, "frame_bytes_max: 39 is not from"),
+        (PREFIX_BYTES, 2**31, "frame_bytes_max: 2147483648 is not from"),
+    ],
+)
+def test_limits_that_no_frame_fits_into_are_refused(header, frame, refused):
+    if refused is None:
+        assert FrameLimits(header_bytes_max=header, frame_bytes_max=frame).frame_bytes_max == frame
+        return
+    with pytest.raises(BadArgument, match=refused):
+        FrameLimits(header_bytes_max=header, frame_bytes_max=frame)
