@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
 from pushrep.env import SYSTEM_CLOCK
@@ -14,6 +15,7 @@ from pushrep.kafka.cluster import broker_refused, right_missing
 from pushrep.kafka.errors import BeginsAnew
 from pushrep.kafka.fence_driver import Fencing, transactional_id
 from pushrep.kafka.fence_rules import MARKER_WITHIN_MS, Fence, PartitionState, ProducerId
+from pushrep.kafka.requests import Ask
 from pushrep.kafka.topic import TopicFacts
 from pushrep.outbox.status import DestinationStatus
 from pushrep.records import encode_batch
@@ -88,6 +90,8 @@ class Brokers:
     async def ask(self, _coordinator, request):
         self.asked.append(request)
         code = self.codes.pop(0) if self.codes else Code.NONE
+        if isinstance(code, Exception):
+            raise code
         if isinstance(request, AddPartitionsToTxnRequest):
             [(_, self.listed)] = request._topics
             return SimpleNamespace(errors=[("orders", [(one, self.refused.get(one, code)) for one in self.listed])])
@@ -249,6 +253,54 @@ def test_the_partition_that_was_refused_says_why_and_not_those_that_were_not_tri
     made, session = driver(SimulatedClock(), cluster)
     run(made, session, lambda: session.marked == [0, 1])
     assert missing in caplog.text
+
+
+def test_brokers_with_a_shorter_limit_get_a_shorter_transaction():
+    cluster = Brokers()
+    cluster.leaders = {0: 1, 1: 2}
+    cluster.codes = [Code.INVALID_TRANSACTION_TIMEOUT] * 3
+    run(*driver(SimulatedClock(), cluster), lambda: len(cluster.asked) > 3)
+    asked = [one for one in cluster.asked if isinstance(one, Ask)][:4]
+    assert [one._fields[1] for one in asked] == [900_000, 450_000, 225_000, 112_500]
+
+
+@pytest.mark.parametrize(
+    ("codes", "why"),
+    [
+        ([Code.INVALID_TRANSACTION_TIMEOUT] * 10, "transaction.max.timeout.ms of the brokers is below a second"),
+        ([Code.UNSUPPORTED_VERSION], "the brokers are too old"),
+        ([IncompatibleBrokerVersion("no such request")], "the brokers are too old (IncompatibleBrokerVersion"),
+    ],
+)
+def test_brokers_that_can_not_fence_are_shipped_to_without_and_it_is_said_why(codes, why):
+    cluster = Brokers()
+    cluster.leaders, cluster.codes = {0: 1, 1: 2}, codes
+    made, session = driver(SimulatedClock(), cluster)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert made.partitions[0].producer is None
+    assert why in made._fence.why_unfenced
+
+
+@pytest.mark.parametrize("has_topic", [False, True])
+def test_brokers_that_never_made_their_transactions_topic_are_shipped_to_without_a_fence(monkeypatch, has_topic):
+    """Not those whose coordinator is only away: they have the topic."""
+    monkeypatch.setattr(fence_driver, "backoff_of", lambda _: SimpleNamespace(pause_s=lambda _: 0.001))
+    cluster, clock = Brokers(), SimulatedClock()
+    cluster.leaders, cluster.codes = {0: 1, 1: 2}, [Code.COORDINATOR_NOT_AVAILABLE] * 9_999
+    looked = []
+
+    async def there_is(name):
+        assert name == "__transaction_state"
+        looked.append(name)
+        clock.advance(2_000)
+        if has_topic and len(looked) == 20:
+            cluster.codes = []
+        return has_topic
+
+    cluster.has_topic = there_is
+    made, session = driver(clock, cluster)
+    run(made, session, lambda: session.marked == [0, 1])
+    assert (made.partitions[0].producer is not None, len(looked)) == ((True, 20) if has_topic else (False, 6))
 
 
 @pytest.mark.parametrize("asked", [2, 3], ids=["its features", "the end"])

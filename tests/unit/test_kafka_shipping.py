@@ -19,11 +19,13 @@ from pushrep.kafka import (
     OutboxDiverged,
     OutboxTakenOver,
     RecordsParked,
+    ShippingError,
     ShippingStopped,
     ShippingTimeout,
     TopicLostRecords,
     TopicMissing,
     fence_rules,
+    parking,
     recovery,
     sink,
     sink_session,
@@ -32,6 +34,7 @@ from pushrep.kafka import (
 from pushrep.kafka.answers import AnswerReaction, Code, reaction_to
 from pushrep.kafka.progress import read_progress
 from pushrep.outbox import rebase
+from tests.support.spans import Spans, ids_of
 from tests.unit.gated_disk import until
 from tests.unit.simulated_brokers import (
     ADD,
@@ -398,6 +401,18 @@ def test_what_the_topic_lost_is_said_and_sent_again_after_a_rebase(brokers, open
         assert check(brokers, outbox) == 0
 
 
+def test_a_batch_that_is_answered_to_stand_where_another_stood_shows_what_the_topic_lost(brokers, opened):
+    """Before anybody looks at the topic's end."""
+    with opened() as outbox:
+        for label in "ab":
+            fill(outbox, label)
+            outbox.wait_shipped(WAIT_S)
+        brokers.topic[0].cut(6)
+        fill(outbox, "c")
+        with pytest.raises(ShippingStopped, match="lacks offset 5-9 of partition 0 and holds later ones"):
+            outbox.wait_shipped(WAIT_S)
+
+
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_what_another_instance_wrote_in_our_place_stops_shipping(brokers, opened, is_ahead):
     """Without a fence a copy of the outbox wrote between: another content at a position of ours, or one above."""
@@ -410,6 +425,130 @@ def test_what_another_instance_wrote_in_our_place_stops_shipping(brokers, opened
         with pytest.raises(DestinationAhead if is_ahead else OutboxDiverged) as told:
             until(lambda: outbox.wait_shipped(WAIT_S), "it is read")
     assert (told.value.shipped_offset if is_ahead else told.value.offset) == (100 if is_ahead else 3)
+
+
+class Interrupted(Exception):
+    """Ctrl-C."""
+
+
+def seen(brokers, number):
+    """The values that a filtering reader of the topic's partition sees."""
+    reader = ReplayFilter()
+    records = brokers.topic[number].records()
+    return [one.value for one in records if reader.admit(dict(one.headers).get(METADATA_HEADER, one.key), number)]
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_a_rebase_appends_again_what_another_has_in_our_place_once_however_often_it_is_interrupted(
+    brokers, opened, monkeypatch, capsys, carrier
+):
+    monkeypatch.setattr(rebase, "look_at_topic", brokers.facts)
+    with opened(fence="off", carrier=carrier) as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        brokers.down = {1, 2}
+        brokers.disconnect()
+        fill(outbox, "b")
+        metadata = StreamMetadata(outbox.pid, 0, 7).pack()
+        own = {"keys": [metadata]} if carrier == "key" else {"headers": [[(METADATA_HEADER, metadata)]]}
+        brokers.topic[0].write(b"another's", **own)  # a copy of the outbox was faster
+        brokers.topic[0].write(b"of others", keys=[b"no metadata"])
+    brokers.down = set()
+    with pytest.raises((OutboxDiverged, DestinationAhead)):
+        opened(fence="off", carrier=carrier)
+    command = ["outbox", "rebase", str(outbox.directory), "--bootstrap-servers", brokers.servers]
+    assert run([*command, "--dry-run"]) == 0
+    finished = rebase._finished
+    for _ in range(2):
+        monkeypatch.setattr(rebase, "_finished", lambda *_: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            rebase.rebase(outbox.directory, KafkaDestination(bootstrap_servers=brokers.servers))
+        with pytest.raises(ShippingError, match=r"a rebase was interrupted, .* again: pushrep outbox rebase"):
+            opened(fence="off", carrier=carrier)
+    monkeypatch.setattr(rebase, "_finished", finished)
+    assert run(command) == 0
+    with opened(fence="off", carrier=carrier) as outbox:
+        fill(outbox, "c")
+        outbox.wait_shipped(WAIT_S)
+        ours = [b"%c %d" % (label, n) for label in b"abc" for n in range(5)]
+        found = [one for one in seen(brokers, 0) if one in ours]
+        assert sorted(found) == ours, "each once"
+        assert [one for one in found if one[0] in b"ac"] == [one for one in ours if one[0] in b"ac"]
+        assert [one.value for one in outbox.log(0).records(0)].count(b"b 3") == 2
+    capsys.readouterr()
+
+
+def test_a_rebase_refuses_records_that_would_lose_their_callers_metadata(brokers, opened, monkeypatch, capsys):
+    monkeypatch.setattr(rebase, "look_at_topic", brokers.facts)
+    with opened(fence="off") as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        brokers.down = {1, 2}
+        brokers.disconnect()
+        outbox.append(0, b"from upstream", metadata=StreamMetadata(77, 0, 5)).result(WAIT_S)
+        brokers.topic[0].write(b"another's", keys=[StreamMetadata(outbox.pid, 0, 4).pack()])
+    brokers.down = set()
+    before = read_progress(REAL_FILESYSTEM, outbox.directory)
+    assert run(["outbox", "rebase", str(outbox.directory), "--bootstrap-servers", brokers.servers]) == 1
+    said = capsys.readouterr().err
+    assert "1 records of partition 0, the first at offset 5" in said
+    assert "carry the caller's own metadata" in said
+    assert read_progress(REAL_FILESYSTEM, outbox.directory) == before
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_record_that_the_topic_lacks_before_later_ones_stops_its_partition_until_it_is_given_up(
+    brokers, opened, capsys, first
+):
+    with opened() as outbox:
+        for label in "abc":
+            fill(outbox, label)
+            outbox.wait_shipped(WAIT_S)
+    lacking = [n for n, one in enumerate(brokers.topic[0].batches) if b"%c 0" % b"ab"[first // 5] in one]
+    del brokers.topic[0].batches[lacking[0]]
+    (outbox.directory / "destinations.json").unlink()  # then the topic is read from its start
+    with opened(config=AT_ONCE) as outbox:
+        fill(outbox, "d")
+        last = first + 4
+        with pytest.raises(ShippingStopped, match=f"lacks offset {first}-{last} of partition 0 and holds later ones"):
+            outbox.wait_shipped(WAIT_S)
+        outbox.facts.shipping.sink.state.wait({1: 20}, WAIT_S, None)
+        given_up = ["--directory", str(outbox.directory), "--reason", "lost"]
+        assert run(["outbox", "skip", f"{first}-{last}", *given_up]) == 0
+        outbox.wait_shipped(WAIT_S)
+        assert [one.value[:1] for one in brokers.topic[0].records()].count(b"d") == 5
+    capsys.readouterr()
+
+
+def test_after_too_many_refused_records_in_a_row_the_partition_stops_and_says_so(brokers, opened, monkeypatch):
+    monkeypatch.setattr(parking, "IN_A_ROW_MAX", 2)
+    for one in brokers.topic:
+        one.refuses = lambda record: "it is bad" if record.value.startswith(b"bad") else None
+    with opened(on_refused="park") as outbox:
+        outbox.append_many(0, [b"bad", b"a", b"bad", b"bad", b"bad again", b"b"])
+        with pytest.raises(
+            ShippingStopped, match=r"not parked: 2 records in a row were parked\. .*it is bad"
+        ) as stopped:
+            outbox.wait_shipped(WAIT_S)
+        assert stopped.value.offset == 4
+        [kafka] = outbox.status().destinations
+        assert [one.is_refused for one in kafka.stopped] == [True], "it goes on once the record is given up"
+        assert [one.value for one in brokers.topic[0].records()] == [b"a"]
+
+
+def test_the_spans_of_what_was_shipped_say_where_it_went_and_what_failed(brokers, opened):
+    spans = Spans()
+    brokers.faults[PRODUCE] += [Code.NOT_ENOUGH_REPLICAS]
+    with spans.traced(), opened() as outbox:
+        with spans.tracer.start_as_current_span("request") as request:
+            outbox.append_many(1, [b"a", b"b"])
+        outbox.wait_shipped(WAIT_S)
+    failed, sent = spans.named("send orders")
+    for one, error in ((failed, "NOT_ENOUGH_REPLICAS"), (sent, None)):
+        assert one.attributes["messaging.destination.partition.id"] == "1"
+        assert one.attributes["messaging.batch.message_count"] == 2
+        assert one.attributes.get("error.type") == error
+        assert [ids_of(link.context) for link in one.links] == [ids_of(request.get_span_context())]
 
 
 def test_brokers_of_another_cluster_get_nothing(brokers, opened):
