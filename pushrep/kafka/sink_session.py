@@ -347,7 +347,7 @@ class SinkSession:
                 if source.match_at_ms is not None and now_ms >= source.match_at_ms:
                     source.match_at_ms = None
                     self._run(self._join(partition, source))
-                elif has_more and now_ms >= source.stopped_until_ms:
+                elif has_more:
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
         is_busy = any(channel.in_flight for channel in self._channels.values())
@@ -609,7 +609,6 @@ class SinkSession:
             source.on_acknowledged(done.end, done.log_crc, at, newest)
             source.parked_in_a_row = 0
             self._recovery.succeeded(partition)
-            self._state.set_trouble(None)
         if sent.answer is not None:
             counts.errors[Code.name_of(sent.answer.error_code)] += 1
         self._last_answer_ms[partition] = self._clock.monotonic_ms()

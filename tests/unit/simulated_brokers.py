@@ -280,6 +280,8 @@ class SimulatedBrokers:
         self.asked: list[int] = []
         """The requests that came, by their keys."""
         self.is_missing = False
+        self.throttle_ms = 0
+        """How long a producer is to send nothing after each answer."""
         self.down: set[int] = set()
         """Nodes that close each connection at once."""
         self._producers = 1000
@@ -484,7 +486,7 @@ class SimulatedBrokers:
                 error, at, errors, words = answer
                 answers.append((index, error, at, -1, 0, errors, words, {}))
             found.append((name, answers, {}))
-        return found, 0, {}
+        return found, self.throttle_ms, {}
 
     async def on_fetch(self, node: int, request: tuple, code: int | None) -> tuple:
         found = []

@@ -45,6 +45,7 @@ from tests.unit.simulated_brokers import (
     METADATA,
     OFFSETS,
     PRODUCE,
+    SILENT,
     UNSENT,
     SimulatedBrokers,
     SimulatedPartition,
@@ -126,7 +127,11 @@ def test_whatever_a_broker_answers_for_a_while_each_record_is_visible_once(broke
             outbox.wait_shipped(WAIT_S)
         assert check(brokers, outbox) == 0
         assert outbox.lag()["kafka:orders"] == (0, 0, None, (), None)
-        assert outbox.facts.shipping.sink.state.counts.retried > 0
+        [kafka] = outbox.status().destinations
+        assert kafka.counts.retried > 0
+        assert (kafka.counts.errors["NOT_LEADER_OR_FOLLOWER"], kafka.counts.errors["error 999"]) == (2, 2)
+        assert kafka.counts.connections >= 2
+        assert sum(kafka.requests.counts) > 0
 
 
 @pytest.mark.parametrize("version", [(13, 2), (8, 0)], ids=["new brokers", "old ones"])
@@ -246,6 +251,131 @@ def test_brokers_that_are_away_keep_the_records_and_no_appends_waiting(brokers, 
         assert check(brokers, outbox) == 0
 
 
+def test_a_broker_that_is_away_is_named_until_it_is_back_or_leads_nothing(brokers, opened, monkeypatch):
+    monkeypatch.setattr(sink_state, "IN_TROUBLE_MS", 1)
+    with opened(fence="off") as outbox:
+
+        def goes(word):
+            fill(outbox, word)
+            until(lambda: "broker 2 can't be reached" in str(outbox.lag()["kafka:orders"].trouble), "it is said")
+
+        for way_on in ("back", "led by another"):
+            outbox.wait_shipped(WAIT_S)
+            brokers.down = {2}
+            brokers.disconnect()
+            goes(way_on)
+            if way_on == "back":
+                brokers.down = set()
+            else:
+                brokers.topic[1].leader = 1
+            outbox.wait_shipped(WAIT_S)
+            until(lambda: outbox.lag()["kafka:orders"].trouble is None, "nothing is in the way any more")
+        assert check(brokers, outbox) == 0
+
+
+def test_a_failure_that_passes_at_once_is_no_trouble_however_often_it_comes(brokers, opened, caplog):
+    with opened() as outbox:
+        for n in range(3):
+            brokers.faults[PRODUCE] += [Code.NOT_ENOUGH_REPLICAS]
+            outbox.append(0, b"%d" % n)
+            outbox.wait_shipped(WAIT_S)
+    assert "records wait" not in caplog.text
+
+
+def test_a_broker_that_asks_for_a_pause_gets_it(brokers, opened):
+    brokers.throttle_ms = 3_600_000
+    with opened() as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        fill(outbox, "b")
+        with pytest.raises(ShippingTimeout):
+            outbox.wait_shipped(0.1)
+        assert [len(one.records()) for one in brokers.topic] == [5, 5]
+
+
+def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_a_broker_orders_well(brokers, opened, monkeypatch):
+    """Five requests are on the way at most, and the first over a new connection is answered before the next one."""
+    rounds, arrived = [], []
+    dispatch = sink_session.SinkSession._dispatch
+    monkeypatch.setattr(sink_session.SinkSession, "_dispatch", lambda self: rounds.append(dispatch(self)))
+    monkeypatch.setattr(sink_session, "_REQUEST_BYTES", 1)  # a batch a request
+    brokers.topic += [SimulatedPartition() for _ in range(6)]
+    for number, one in enumerate(brokers.topic):
+        one.leader = 1
+        one.append = lambda data, number=number, append=one.append: (arrived.append(number), append(data))[1]
+
+    def fill_often(outbox, word):
+        for n in range(6):
+            fill(outbox, f"{word}{n}")
+            outbox.flush()
+
+    def waits_for_answers():
+        brokers.faults[PRODUCE] += [SILENT]
+        arrived.clear()
+        fill_often(outbox, "b")
+        until(lambda: arrived, "they are sent")
+        at = len(rounds)
+        until(lambda: len(rounds) > at + 20, "there was time for more")
+        return list(arrived)
+
+    brokers.down = {1, 2}
+    with opened(8, fence="off", config=AT_ONCE) as outbox:
+        fill_often(outbox, "a")
+        brokers.down = set()
+        outbox.wait_shipped(WAIT_S)
+        assert set(arrived[:16]) == set(range(8)), "who came first does not come first again"
+        sent = waits_for_answers()
+        assert len(sent) == len(set(sent)) == 5
+        brokers.disconnect()
+        outbox.wait_shipped(WAIT_S)
+        brokers.disconnect()
+        sent = waits_for_answers()
+        assert len(sent) == len(set(sent)) == 5
+        brokers.disconnect()
+        outbox.wait_shipped(WAIT_S)
+        assert check(brokers, outbox) == 0
+
+
+@pytest.mark.parametrize(("idle_ms", "at_once"), [(3_600_000, 5), (0, 1)])
+def test_after_a_silence_the_first_batch_is_answered_before_the_next_one(
+    brokers, opened, monkeypatch, idle_ms, at_once
+):
+    """The broker may have forgotten the producer, and take any sequence number."""
+    rounds = []
+    dispatch = sink_session.SinkSession._dispatch
+    monkeypatch.setattr(sink_session.SinkSession, "_dispatch", lambda self: rounds.append(dispatch(self)))
+    monkeypatch.setattr(sink_session, "_IDLE_MAX_MS", idle_ms)
+    with opened(1, fence="off") as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        brokers.faults[PRODUCE] += [SILENT]
+        before = brokers.asked.count(PRODUCE)
+        for n in range(7):
+            fill(outbox, f"b{n}")
+            outbox.flush()
+        until(lambda: brokers.asked.count(PRODUCE) > before, "it is sent")
+        at = len(rounds)
+        until(lambda: len(rounds) > at + 20, "there was time for more")
+        assert brokers.asked.count(PRODUCE) == before + at_once
+        brokers.disconnect()
+        outbox.wait_shipped(WAIT_S)
+        assert check(brokers, outbox) == 0
+
+
+def test_a_producer_that_lost_its_place_goes_on_under_another_id_whatever_its_own_was(brokers, opened, caplog):
+    """Under the same one a batch would count as one that is there already."""
+    brokers._producers = -1  # the first one has the id 0
+    with opened(fence="off") as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        assert brokers.topic[0].producers.keys() == {0}
+        brokers.faults[PRODUCE] += [Code.UNKNOWN_PRODUCER_ID] * 2
+        fill(outbox, "b")
+        outbox.wait_shipped(WAIT_S)
+        assert check(brokers, outbox) == 0
+    assert "nothing is shipped at present" not in caplog.text, "nothing seemed to be lost"
+
+
 # -- records that the topic does not take ------------------------------------------------------------------------------
 
 
@@ -267,10 +397,14 @@ def test_one_refused_record_stops_its_partition_at_itself_until_it_is_given_up(b
         with pytest.raises(ShippingStopped, match=told) as stopped:
             outbox.wait_shipped(WAIT_S)
         assert (stopped.value.partition, stopped.value.offset) == (0, 2)
+        asked = brokers.asked.count(PRODUCE)
         [kafka] = outbox.status().destinations
         assert [(one.partition, one.since_ms >= began_ms) for one in kafka.stopped] == [(0, True)]
         outbox.facts.shipping.sink.state.wait({1: 5}, WAIT_S, None)
         assert [one.value for one in brokers.topic[0].records()] == [b"a", b"b"]
+        outbox.append_many(1, [b"e"] * 5)
+        outbox.facts.shipping.sink.state.wait({1: 10}, WAIT_S, None)
+        assert brokers.asked.count(PRODUCE) <= asked + 2, "what was refused is not asked for again and again"
         assert run(["outbox", "skip", "2", "--directory", str(outbox.directory), "--reason", "bad"]) == 0
         outbox.wait_shipped(WAIT_S)
         assert [one.value for one in brokers.topic[0].records()][:3] == [b"a", b"b", b"c"]
@@ -318,7 +452,8 @@ def test_a_missing_right_stops_until_it_is_given(brokers, opened, monkeypatch):
         assert check(brokers, outbox) == 0
 
 
-def test_a_record_that_the_topic_would_delete_on_arrival_is_not_sent(brokers, opened, monkeypatch):
+@pytest.mark.parametrize("way_on", ["a younger one behind it keeps the segment", "the topic keeps it"])
+def test_a_record_that_the_topic_would_delete_on_arrival_is_not_sent(brokers, opened, monkeypatch, way_on):
     monkeypatch.setattr(sink_session, "STOPPED_RETRY_MS", 20)
     brokers.settings = {"retention_ms": 1_000, "set_by": {"retention.ms": "1000 (by the topic)"}}
     with opened() as outbox:
@@ -329,8 +464,11 @@ def test_a_record_that_the_topic_would_delete_on_arrival_is_not_sent(brokers, op
         assert stopped.value.offset == 0
         outbox.facts.shipping.sink.state.wait({1: 5}, WAIT_S, None)
         assert brokers.topic[0].records() == []
-        outbox.append(0, b"new")  # a younger one behind it keeps the segment
-        until(lambda: outbox.lag()["kafka:orders"].records == 0, "it is not the newest any more")
+        if way_on == "a younger one behind it keeps the segment":
+            outbox.append(0, b"new")
+        else:
+            brokers.settings = {}
+        until(lambda: outbox.lag()["kafka:orders"].records == 0, "it goes on by itself")
 
 
 # -- what is known of the topic ----------------------------------------------------------------------------------------
@@ -549,6 +687,27 @@ def test_the_spans_of_what_was_shipped_say_where_it_went_and_what_failed(brokers
         assert one.attributes["messaging.batch.message_count"] == 2
         assert one.attributes.get("error.type") == error
         assert [ids_of(link.context) for link in one.links] == [ids_of(request.get_span_context())]
+
+
+@pytest.mark.parametrize("when", ["once it is answered", "at the next opening"])
+def test_all_that_others_wrote_is_read_also_what_came_while_it_was_not_answered(brokers, opened, when):
+    with opened(fence="off") as outbox:
+        fill(outbox, "a")
+        outbox.wait_shipped(WAIT_S)
+        brokers.faults[FETCH] += [Code.REQUEST_TIMED_OUT] * 9_999
+        brokers.topic[0].write(b"another's", keys=[StreamMetadata(outbox.pid, 0, 3).pack()])
+        for word in "bc":
+            fill(outbox, word)
+            outbox.flush()
+            until(lambda: outbox.facts.shipping.sink.needed_from(0) == outbox.log(0).log_end_offset, "it is shipped")
+            brokers.topic[0].write(b"of no outbox", keys=[b"k"])
+        if when == "once it is answered":
+            brokers.faults[FETCH].clear()
+            with pytest.raises(OutboxDiverged):
+                until(lambda: outbox.wait_shipped(WAIT_S), "it is read")
+    brokers.faults[FETCH].clear()
+    with pytest.raises(OutboxDiverged):
+        opened(fence="off")
 
 
 def test_brokers_of_another_cluster_get_nothing(brokers, opened):
