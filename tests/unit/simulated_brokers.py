@@ -284,7 +284,7 @@ class SimulatedBrokers:
         """How long a producer is to send nothing after each answer."""
         self.down: set[int] = set()
         """Nodes that close each connection at once."""
-        self._producers = 1000
+        self.newest_producer_id = 1000
         self._transactions: dict[str, _Transaction] = {}
         self._nodes, self._ports = range(1, nodes + 1), {}
         self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
@@ -524,12 +524,12 @@ class SimulatedBrokers:
         if code is not None:
             return 0, code, -1, -1, {}
         if name is None:
-            self._producers += 1
-            return 0, Code.NONE, self._producers, 0, {}
+            self.newest_producer_id += 1
+            return 0, Code.NONE, self.newest_producer_id, 0, {}
         held = self._transactions.get(name)
         if held is None:
-            self._producers += 1
-            held = self._transactions[name] = _Transaction(self._producers)
+            self.newest_producer_id += 1
+            held = self._transactions[name] = _Transaction(self.newest_producer_id)
         elif named and named[0] == held.producer_id and held.raised_by == (INIT, named[1]):
             return 0, Code.NONE, held.producer_id, held.epoch, {}
         elif named and named[0] >= 0 and tuple(named[:2]) != (held.producer_id, held.epoch):

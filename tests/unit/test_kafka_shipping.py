@@ -33,6 +33,7 @@ from pushrep.kafka import (
 )
 from pushrep.kafka.answers import AnswerReaction, Code, reaction_to
 from pushrep.kafka.progress import read_progress
+from pushrep.kafka.source import ShippedPartition
 from pushrep.outbox import rebase
 from tests.support.spans import Spans, ids_of
 from tests.unit.gated_disk import until
@@ -293,11 +294,17 @@ def test_a_broker_that_asks_for_a_pause_gets_it(brokers, opened):
         assert [len(one.records()) for one in brokers.topic] == [5, 5]
 
 
-def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_a_broker_orders_well(brokers, opened, monkeypatch):
+@pytest.fixture
+def rounds(monkeypatch):
+    """Grows while the logs are looked at for what is to be sent, again and again."""
+    made, poll = [], ShippedPartition.poll
+    monkeypatch.setattr(ShippedPartition, "poll", lambda self: (made.append(self), poll(self))[1])
+    return made
+
+
+def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_five(brokers, opened, monkeypatch, rounds):
     """Five requests are on the way at most, and the first over a new connection is answered before the next one."""
-    rounds, arrived = [], []
-    dispatch = sink_session.SinkSession._dispatch
-    monkeypatch.setattr(sink_session.SinkSession, "_dispatch", lambda self: rounds.append(dispatch(self)))
+    arrived = []
     monkeypatch.setattr(sink_session, "_REQUEST_BYTES", 1)  # a batch a request
     brokers.topic += [SimulatedPartition() for _ in range(6)]
     for number, one in enumerate(brokers.topic):
@@ -315,7 +322,7 @@ def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_a_broker_or
         fill_often(outbox, "b")
         until(lambda: arrived, "they are sent")
         at = len(rounds)
-        until(lambda: len(rounds) > at + 20, "there was time for more")
+        until(lambda: len(rounds) > at + 80, "there was time for more")
         return list(arrived)
 
     brokers.down = {1, 2}
@@ -337,13 +344,10 @@ def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_a_broker_or
 
 
 @pytest.mark.parametrize(("idle_ms", "at_once"), [(3_600_000, 5), (0, 1)])
-def test_after_a_silence_the_first_batch_is_answered_before_the_next_one(
-    brokers, opened, monkeypatch, idle_ms, at_once
+def test_after_a_silence_the_first_batch_is_answered_before_the_next(
+    brokers, opened, monkeypatch, rounds, idle_ms, at_once
 ):
     """The broker may have forgotten the producer, and take any sequence number."""
-    rounds = []
-    dispatch = sink_session.SinkSession._dispatch
-    monkeypatch.setattr(sink_session.SinkSession, "_dispatch", lambda self: rounds.append(dispatch(self)))
     monkeypatch.setattr(sink_session, "_IDLE_MAX_MS", idle_ms)
     with opened(1, fence="off") as outbox:
         fill(outbox, "a")
@@ -364,7 +368,7 @@ def test_after_a_silence_the_first_batch_is_answered_before_the_next_one(
 
 def test_a_producer_that_lost_its_place_goes_on_under_another_id_whatever_its_own_was(brokers, opened, caplog):
     """Under the same one a batch would count as one that is there already."""
-    brokers._producers = -1  # the first one has the id 0
+    brokers.newest_producer_id = -1  # the first one has the id 0
     with opened(fence="off") as outbox:
         fill(outbox, "a")
         outbox.wait_shipped(WAIT_S)
@@ -596,14 +600,20 @@ def test_a_rebase_appends_again_what_another_has_in_our_place_once_however_often
         opened(fence="off", carrier=carrier)
     command = ["outbox", "rebase", str(outbox.directory), "--bootstrap-servers", brokers.servers]
     assert run([*command, "--dry-run"]) == 0
-    finished = rebase._finished
+    write = rebase.write_progress
+
+    def unless_finished(*given):
+        if not given[-1]["orders"].rebase:
+            raise Interrupted
+        write(*given)
+
     for _ in range(2):
-        monkeypatch.setattr(rebase, "_finished", lambda *_: (_ for _ in ()).throw(Interrupted))
+        monkeypatch.setattr(rebase, "write_progress", unless_finished)
         with pytest.raises(Interrupted):
             rebase.rebase(outbox.directory, KafkaDestination(bootstrap_servers=brokers.servers))
         with pytest.raises(ShippingError, match=r"a rebase was interrupted, .* again: pushrep outbox rebase"):
             opened(fence="off", carrier=carrier)
-    monkeypatch.setattr(rebase, "_finished", finished)
+    monkeypatch.setattr(rebase, "write_progress", write)
     assert run(command) == 0
     with opened(fence="off", carrier=carrier) as outbox:
         fill(outbox, "c")
