@@ -108,8 +108,7 @@ class Assignment:
         topic, number = partition
         others = self._without(topic, {number})
         self._set(topic, others.merge(marks))
-        committed = None if is_new_startpoint else offset
-        self._partitions[partition] = _Partition(offset, offset, committed, startpoint, is_new_startpoint)
+        self._partitions[partition] = _Partition(offset, offset, offset, startpoint, is_new_startpoint)
 
     def move(self, partition: TopicPartition, offset: int, startpoint: int, *, reset_marks: bool) -> None:
         """A startpoint sends it elsewhere while it is read; with its marks, or with none. Raises BadFilterSetting."""

@@ -221,3 +221,16 @@ def test_marks_that_could_not_be_read_are_deleted_once_another_position_is_commi
         reading.throw(TimeoutError("their topic is away"))
     due = PendingCommit("t", 0, 20, HighwaterMarks(), 0, has_new_startpoint=False)
     assert list(commits.stored([CommitPosition(due, "{}", None)])) == [DeleteMarks(old)]
+
+
+def test_a_commit_of_before_a_move_says_nothing_of_the_startpoint_behind_it():
+    assignment, place = Assignment(FilterSettings(carrier="key")), ("orders", 0)
+    assignment.assign(place, 5)
+    assignment.admit(place, 5, StreamMetadata(7, 0, 5).pack())
+    before = assignment.due(0)
+    assignment.move(place, 20, 3, reset_marks=True)
+    assignment.committed(before)
+    assert assignment.due(0) == [], "a move alone commits nothing"
+    assignment.admit(place, 20, StreamMetadata(7, 0, 20).pack())
+    [due] = assignment.due(0)
+    assert (due.offset, due.startpoint, due.has_new_startpoint) == (21, 3, True)
