@@ -29,7 +29,10 @@ from pushrep.replay.node_connection import NodeConnection
 from pushrep.replay.plan import LOG_BOUNDS
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.wire import replay_messages as wire
+from pushrep.wire.calls import ApiKey, encode
 from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.frames import frame_head
+from pushrep.wire.push_messages import AppendRecordsRequest, AppendRecordsResponse
 from tests.integration.replay.conftest import QUICK, WAIT_S, StandingClock, offsets, take, until
 
 
@@ -303,6 +306,88 @@ def test_without_credit_nothing_comes_but_heartbeats_and_credit_is_overdrawn_by_
     assert (data.start_offset, data.end_offset) == (0, 7), "a batch is never split, and more was not owed"
     assert raw.hear().records == ()
     raw.connection.close()
+
+
+def test_credit_is_given_by_the_sessions_own_subscriber_only(node, client):
+    """Another connection that knows the id can't have its memory filled."""
+    raw, stranger = Raw(node, 0), Raw(node, 0)
+    stranger.connection.send_event(stranger.call, wire.Credit(session_id=raw.started.session_id, bytes=1 << 20))
+    stranger.give(1)
+    while not stranger.hear().records:
+        pass
+    assert [raw.hear().records for _ in range(3)] == [()] * 3
+    raw.connection.close()
+    stranger.connection.close()
+
+
+def heard_after(connection, data):
+    """What a connection gets, after an answer has moved it to the replays, for these bytes; b"": it is hung up."""
+    connection.ask(wire.DescribeRecordingsRequest(), wire.DescribeRecordingsResponse)
+    connection.socket.sendall(data)
+    return connection.socket.recv(100)
+
+
+GARBAGE = {
+    "no frame": b"GET / HTTP/1.1\r\n\r\n" * 9,
+    "the beginning of a large request": frame_head((ApiKey.TRUNCATE, 0), 0, 9, bytes(900_000), 0)[:100],
+    "an event of a node": b"".join(encode(wire.ReplayEnd(session_id=1, reason=ReplayEndReason.STOPPED, offset=1), 1)),
+    "garbage behind a request": b"".join(encode(wire.StopReplayRequest(session_id=1), 9)) + b"?" * 99,
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_who_sends_what_no_reader_sends_is_cut_off_and_nobody_else(node, client, leader, data):
+    """A fault of one peer ends one connection."""
+    replay = client.replay(ReplayRequest("orders-0"))
+    take(replay, 100)
+    before = len(node.connections)
+    with NodeConnection(node.address, QUICK) as connection:
+        heard = heard_after(connection, data)
+        while heard:  # the answers to what came before it
+            heard = connection.socket.recv(100)
+        until(lambda: len(node.connections) == before)
+    leader.append(b"more")
+    assert offsets(take(replay, 1)) == [100]
+
+
+def test_a_leaders_request_over_a_readers_connection_is_refused(node, client):
+    """It could hold up all sessions, which share a thread."""
+    with NodeConnection(node.address, QUICK) as connection:
+        connection.ask(wire.DescribeRecordingsRequest(), wire.DescribeRecordingsResponse)
+        assert (
+            connection.ask(AppendRecordsRequest(partitions=()), AppendRecordsResponse).error_code
+            is ErrorCode.INVALID_REQUEST
+        )
+        assert connection.ask(wire.StopReplayRequest(), wire.StopReplayResponse).error_code is ErrorCode.NONE
+
+
+def test_a_reader_that_went_before_its_session_was_started_holds_no_slot(node, client, monkeypatch):
+    """Nobody knows the id, so nobody can attach: it does not take the time that there is for that."""
+    begun, may_go, look_up = threading.Event(), threading.Event(), Recordings.source
+
+    def slowly(*arguments):
+        begun.set()
+        assert may_go.wait(WAIT_S)
+        return look_up(*arguments)
+
+    monkeypatch.setattr(Recordings, "source", slowly)
+    before = len(node.connections)
+    with NodeConnection(node.address, QUICK) as connection:
+        _, parts = connection.protocol.ask(wire.StartReplayRequest(recording_id=1))
+        connection.socket.sendall(b"".join(parts))
+        assert begun.wait(WAIT_S)
+    until(lambda: len(node.connections) == before)
+    may_go.set()
+    until(lambda: node.replay_server.counters().ended == {ReplayEndReason.STOPPED: 1}, "the session waits for nobody")
+    assert node.replay_server.counters().sessions == ()
+
+
+def test_a_disk_error_is_told_by_its_name_and_text(world):
+    """A refusal reaches the other side under its own name."""
+    (world.root / "node" / ".pushrep_recordings").mkdir(parents=True)
+    with pytest.raises(ReplayRefused, match="directory") as refused:
+        world.client(world.node()).recordings()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def test_at_the_tip_heartbeats_go_out_and_tell_how_far_it_is(node, client, leader):
