@@ -354,7 +354,7 @@ class TableRelay(FirstErrorRaised):
         Raises RowRefused, and what an append raises.
         """
         chunk_bytes = min(_CHUNK_BYTES, self.outbox.facts.budget.limit // 4)
-        waiting = {partition: deque(_chunks(part, chunk_bytes)) for partition, part in _by_partition(page).items()}
+        waiting = {partition: deque(chunks_of(part, chunk_bytes)) for partition, part in _by_partition(page).items()}
         while waiting:
             receipts = []
             for partition, chunks in list(waiting.items()):
@@ -498,7 +498,7 @@ def _by_partition(page: Page) -> dict[int, Page]:
     return {partition: page.rows(some) for partition, some in places.items()}
 
 
-def _chunks(rows: Page, bytes_max: int) -> Iterator[Page]:
+def chunks_of(rows: Page, bytes_max: int) -> Iterator[Page]:
     """Rows of one append: together at most `bytes_max`, or one alone."""
     if sum(rows.size_bytes) <= bytes_max:
         yield rows

@@ -9,10 +9,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import MetaData, text
 from sqlalchemy.orm import Session
 
-from pushrep import Durability
+from pushrep import Durability, Outbox
+from pushrep.errors import BadArgument
 from pushrep.log import StillNeeded
 from pushrep.outbox.relay_note import RelayNotes
 from pushrep.tables import (
@@ -26,8 +29,9 @@ from pushrep.tables import (
     TableRelay,
     TablesDiffer,
 )
-from pushrep.tables.database import Holder, RelayDatabase, RelayState
+from pushrep.tables.database import Holder, Page, RelayDatabase, RelayState
 from pushrep.tables.decide import BatchState
+from pushrep.tables.relay import chunks_of
 from tests.tables.conftest import OrderPlaced, engine_of, open_outbox, relayed
 
 
@@ -100,6 +104,35 @@ def test_a_row_is_not_serialized_again_by_the_outbox_of_the_service(engine, dsn,
         relay_until(outbox, dsn, 1)
         assert [number for _, number in relayed(outbox)] == [1]
         assert [record.key for n in range(2) for record in outbox.log(n).records(0)] == [b"c1"]
+
+
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12), limit=st.integers(1, 20))
+def test_rows_are_appended_in_order_in_as_few_appends_as_their_bytes_allow(sizes, limit):
+    chunks = list(chunks_of(Page(*[range(len(sizes))] * 7, sizes), limit))
+    assert [row for one in chunks for row in one.id] == list(range(len(sizes)))
+    for one, following in zip(chunks, [*chunks[1:], None], strict=True):
+        assert sum(one.size_bytes) <= limit or len(one.id) == 1
+        assert one.id, "an append of nothing is refused"
+        if following is not None:
+            assert sum(one.size_bytes) + following.size_bytes[0] > limit, "the next row would have fitted"
+
+
+def test_an_outbox_whose_keys_are_its_own_and_a_word_that_means_nothing_are_refused(dsn, tmp_path):
+    with Outbox.open(tmp_path / "keys", "orders", 1, "shop") as outbox, pytest.raises(BadArgument, match="'header'"):
+        TableRelay(outbox, dsn)
+    with open_outbox(tmp_path / "outbox") as outbox, pytest.raises(BadArgument, match="neither 'stop' nor 'park'"):
+        TableRelay(outbox, dsn, on_refused="skip")
+
+
+def test_one_refused_row_among_many_keeps_none_of_the_others_from_the_log(engine, dsn, orders, tmp_path):
+    """They are appended together at first, and one by one once that is refused."""
+    insert = text("INSERT INTO pushrep_outbox (topic, partition, value) VALUES ('orders', 0, :value)")
+    with engine.begin() as connection:
+        for number in range(20):
+            connection.execute(insert, {"value": bytes(2_000_000) if number == 7 else b"%d" % number})
+    with open_outbox(tmp_path / "outbox") as outbox:
+        relay_until(outbox, dsn, 19, on_refused="park")
+        assert [int(one.value) for one in outbox.log(0).records(0)] == [n for n in range(20) if n != 7], "in order"
 
 
 @pytest.mark.parametrize("dsn", ["postgresql"], indirect=True)

@@ -116,6 +116,41 @@ def test_every_delivery_is_told_once_whatever_a_callback_raises(brokers):
     )
 
 
+def test_of_several_callbacks_that_fail_the_first_one_is_raised_and_the_others_are_logged(brokers, caplog):
+    called = []
+
+    def fail(metadata, _message):
+        called.append(metadata.offset)
+        raise ValueError(metadata.offset)
+
+    with opened(brokers) as producer:
+        produce(producer, range(3), sources=[0], on_delivery=fail)
+        with pytest.raises(ValueError, match="0"):
+            producer.flush(WAIT_S)
+    assert called == [0, 1, 2]
+    assert caplog.text.count("failed, after another that is raised") == 2
+
+
+def test_a_flush_waits_for_what_can_still_be_delivered_though_a_partition_is_stopped(brokers, failures):
+    brokers.topic[0].refuses = lambda record: "it is bad" if record.value == b"0" else None
+    with opened(brokers) as producer:
+        produce(producer, [0], sources=[0])
+        with pytest.raises(PartitionStopped):
+            producer.flush(WAIT_S)
+        brokers.down = {1}
+        brokers.disconnect()
+        produce(producer, range(5), sources=[1])
+        with pytest.raises(NotDelivered):
+            producer.flush(0.1)
+        brokers.down = set()
+        with pytest.raises(PartitionStopped):
+            producer.flush(WAIT_S)
+        assert len(brokers.topic[1].records()) == 5
+        brokers.topic[0].refuses = lambda _record: None
+        producer.retry(0)
+        producer.flush(WAIT_S)
+
+
 def test_one_poll_takes_every_delivery_that_has_come(brokers):
     with opened(brokers, {"linger.ms": 60_000, "batch.num.messages": 10}) as producer:
         produce(producer, range(10), sources=[0])
