@@ -100,11 +100,11 @@ def add_member(
     do not answer or are not in sync; None: open_timeout_s. Raises
     CommandRefused, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
+    checked_timeout(wait_s)
     replication = _replication(facts)
     for name, number in (("min_insync_replicas", min_insync_replicas), ("replaced", replaced)):
         if number is not None:
             whole_number(name, number)
-    checked_timeout(wait_s)
     address = str(Address.parse(address))
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _add(replication, address, min_insync_replicas, replaced, wait_s=wait_s)
@@ -122,9 +122,9 @@ def remove_member(
 
     no_standbys: also where too few are left for standbys. wait_s: as `add_member`'s, which raises the same.
     """
+    checked_timeout(wait_s)
     replication = _replication(facts)
     whole_number("index", index)
-    checked_timeout(wait_s)
     with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _remove(replication, index, min_insync_replicas, no_standbys=no_standbys, wait_s=wait_s)
 

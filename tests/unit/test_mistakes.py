@@ -21,6 +21,8 @@ from pushrep import (
     StartpointStore,
 )
 from pushrep.outbox.configured import outbox_settings
+from pushrep.outbox.member_changes import add_member, remove_member
+from pushrep.testing import FakeOutbox
 from tests.house.test_install import BLOCK_EXTRAS
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -107,6 +109,23 @@ API = {
     ),
     "a wait as text": (lambda box: box.append(0, b"").result("x"), "timeout: give seconds or None, not 'x'"),
     "a flush's wait as text": (lambda box: box.flush("x"), "timeout: give seconds or None, not 'x'"),
+    "a wait for the topic as text": (lambda box: box.wait_shipped("x"), "timeout: give seconds or None, not 'x'"),
+    "a new member's wait as text": (
+        lambda box: add_member(box.facts, "h:1", wait_s="x"),
+        "timeout: give seconds or None, not 'x'",
+    ),
+    "a leaving member's wait as a boolean": (
+        lambda box: remove_member(box.facts, 1, wait_s=True),
+        "timeout: give seconds or None, not True",
+    ),
+    "a wait of a test's outbox as text": (
+        lambda _: FakeOutbox().flush("x"),
+        "timeout: give seconds or None, not 'x'",
+    ),
+    "a wait of a test's topic as text": (
+        lambda _: FakeOutbox().wait_shipped("x"),
+        "timeout: give seconds or None, not 'x'",
+    ),
     "a port that is none": (opening(replicas=["host:70000"]), "70000 is no port: give 0 to 65535"),
     "an async outbox used as one that is open": (
         lambda _: AsyncOutbox.open("o", "t", 1, "p").append(0, b""),
