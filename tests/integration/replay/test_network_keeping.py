@@ -1,6 +1,8 @@
 """Recordings over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
 
+import errno
 import json
+import os
 import shutil
 import threading
 from uuid import UUID, uuid4
@@ -9,7 +11,7 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.election.grants import Member
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.replay import (
@@ -177,6 +179,43 @@ def test_delete_is_told_when_the_files_are_gone_and_the_id_is_never_given_again(
     state = find_election_state(node.directory / str(stopped.outbox), REAL_FILESYSTEM)[1]
     assert state.unfilled == {}, "what was deleted is no loss"
     assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 5
+
+
+@pytest.mark.parametrize("before", [101, 10_000])
+def test_a_purge_of_what_is_not_there_is_refused_with_the_range(client, stopped, before):
+    with pytest.raises(ReplayRefused, match="100") as told:
+        client.purge("orders-0", before)
+    assert told.value.code is ErrorCode.INVALID_POSITION
+    assert client.recordings()[0].start_offset == 0
+
+
+class Stubborn(RealFilesystem):
+    """A disk from which no segment can be removed while it `keeps` them."""
+
+    keeps = True
+
+    def remove(self, path):
+        if self.keeps and path.suffix == ".log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().remove(path)
+
+
+def test_a_deletion_whose_files_could_not_be_removed_says_so_and_is_finished_at_the_next_start(world):
+    """State DELETED first, files after."""
+    disk = Stubborn()
+    node = world.node(filesystem=disk)
+    leader = world.leader(node).fill(100)
+    leader.stop()
+    client = world.client(node)
+    deletion = client.delete("orders-0")
+    with pytest.raises(ReplayRefused, match="Input/output error") as told:
+        deletion.wait()
+    assert told.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert directory(world, leader).exists()
+    disk.keeps = False
+    node = world.again(node)
+    assert world.client(node).recordings() == []
+    assert not directory(world, leader).exists()
 
 
 def test_delete_refuses_while_replays_run_unless_forced_and_then_they_are_told(client, stopped):
