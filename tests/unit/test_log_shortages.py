@@ -356,6 +356,38 @@ def test_a_shortage_while_a_segment_is_read_says_nothing_of_it(tmp_path, number)
         assert len(log.scrub.run_pass().findings) == len(list(log.path.glob("*.seal")))
 
 
+class Resting:
+    """A scrub in the background that reads when the test says so."""
+
+    def attach(self, scrub):
+        pass
+
+    detach = attach
+
+    def soon(self, scrub, delay_ms):
+        pass
+
+
+def test_a_shortage_while_a_segment_is_read_that_a_reader_found_damaged_puts_it_off(tmp_path, monkeypatch):
+    """It is still the next that is read, before any pass."""
+    monkeypatch.setattr("pushrep.log.directory.process_scrubber", Resting)
+    disk = FaultyDisk()
+    with rolled(tmp_path / "orders-0", disk) as log:
+        segment = sorted(log.path.glob("*.log"))[1]
+        data = bytearray(segment.read_bytes())
+        data[-1] ^= 1
+        segment.write_bytes(data)
+        with pytest.raises(CorruptBatch):
+            list(log.records(0))
+        disk.faults = {("open", ".log"): errno.EMFILE}
+        log.scrub.flush_in_background()
+        assert log.scrub.status.findings == ()
+        disk.faults = {}
+        log.scrub.flush_in_background()
+        status = log.scrub.status
+        assert [(one.segment, status.passes) for one in status.findings] == [(segment.name, 0)]
+
+
 def test_a_shortage_while_a_seal_is_read_lets_no_segment_pass_for_good(tmp_path):
     disk = FaultyDisk()
     with rolled(tmp_path / "orders-0", disk) as log, rolled(tmp_path / "other" / "orders-0", disk) as other:
