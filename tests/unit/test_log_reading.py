@@ -371,14 +371,14 @@ def test_a_reader_that_comes_to_the_end_of_a_cut_is_out_of_range(tmp_path):
 def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monkeypatch):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         log.append(b"stays")
-        flush = LogWriter.flush
+        flush_to = LogWriter.flush_to
 
-        def cut_first(writer, offset=None):
+        def cut_first(writer, *arguments):
             monkeypatch.undo()
             log.truncate_to(1, force=True)
-            flush(writer, offset)
+            flush_to(writer, *arguments)
 
-        monkeypatch.setattr(LogWriter, "flush", cut_first)
+        monkeypatch.setattr(LogWriter, "flush_to", cut_first)
         # At a given offset, so that this thread appends and syncs for itself, as the main thread does.
         waiting = threading.Thread(target=lambda: log.append([b"goes"] * 3, base_offset=1), daemon=True)
         waiting.start()
