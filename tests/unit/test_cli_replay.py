@@ -4,11 +4,14 @@ import json
 import signal
 import socket
 import sys
+from uuid import UUID
 
 import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import Durability, SegmentLog
+from pushrep.replay import ReplayClient
+from pushrep.replay.plan import RecordingInfo, RecordingState
 from tests.programs import PythonProgram
 
 COMMAND = ("-m", "pushrep.cli.main", "replay")
@@ -143,3 +146,41 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
         running.stdout.close()
         err = running.stderr.read()
     assert (running.returncode, err) == (141, "")
+
+
+LISTED = [
+    RecordingInfo(
+        recording_id=4, topic="orders", partition=0, log_id=UUID(int=1), start_offset=10, stable_offset=20_000,
+        end_offset=30_000, is_live=True, state=RecordingState.VALID, outbox_id=UUID(int=2),
+    ),
+    RecordingInfo(
+        recording_id=None, topic="orders", partition=1, log_id=None, start_offset=0, stable_offset=0, end_offset=0,
+        is_live=False, state=RecordingState.INVALID, invalid="its first file is missing",
+    ),
+    RecordingInfo(
+        recording_id=5, topic="rates", partition=0, log_id=UUID(int=3), start_offset=0, stable_offset=9, end_offset=9,
+        is_live=False, state=RecordingState.VALID, damaged_from=1_000, origin="h:1/7",
+    ),
+]  # fmt: skip
+
+
+def test_recordings_are_listed_with_all_that_is_known_of_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ReplayClient, "recordings", lambda *_, **__: LISTED)
+    assert cli_main.run(["recording", "list", str(tmp_path)]) == 0
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        ["log", "id", "start", "stable end", "state", "outbox"],
+        ["orders-0", "4", "10", "20,000", "live", str(UUID(int=2))],
+        ["orders-1", "0", "0", "invalid: its first file is missing"],
+        ["rates-0", "5", "0", "9", "stopped, damaged from 1,000 on"],
+    ]
+    assert cli_main.run(["recording", "list", str(tmp_path), "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown[0] == {
+        "recording_id": 4, "name": "orders-0", "log_id": str(UUID(int=1)), "outbox_id": str(UUID(int=2)),
+        "start_offset": 10, "stable_offset": 20_000, "end_offset": 30_000, "is_live": True, "state": "VALID",
+        "damaged_from": None, "invalid": None, "origin": None,
+    }  # fmt: skip
+    nothing = dict.fromkeys(("recording_id", "log_id", "outbox_id", "damaged_from", "origin"))
+    assert shown[1].items() >= {**nothing, "state": "INVALID", "invalid": "its first file is missing"}.items()
+    assert shown[2].items() >= {"is_live": False, "damaged_from": 1_000, "origin": "h:1/7"}.items()
