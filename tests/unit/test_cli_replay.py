@@ -167,7 +167,9 @@ LISTED = [
 def test_recordings_are_listed_with_all_that_is_known_of_them(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ReplayClient, "recordings", lambda *_, **__: LISTED)
     assert cli_main.run(["recording", "list", str(tmp_path)]) == 0
-    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()]
+    rows = [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()
+    ]
     assert rows == [
         ["log", "id", "start", "stable end", "state", "outbox"],
         ["orders-0", "4", "10", "20,000", "live", str(UUID(int=2))],
