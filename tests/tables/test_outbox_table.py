@@ -358,3 +358,21 @@ def test_alembic_makes_and_keeps_the_tables(engine, dsn, metadata):
 
 def without_identities(item, _name, kind, *_):
     return kind != "column" or item.identity is None
+
+
+def test_each_transaction_of_a_session_wakes_the_relays_of_its_topic_once(table, metadata):
+    woken = []
+    table.when_committed("orders", lambda: woken.append("orders"))
+    table.when_committed("parcels", lambda: woken.append("parcels"))
+    with Session() as session:
+        for count in range(1, 4):
+            session.begin()
+            for _ in range(2):
+                table.wake_after_commit("orders", session)
+                table.wake_after_commit("letters", session)  # no relay of it runs here
+            assert len(woken) == count - 1, "not before the commit"
+            session.commit()
+            assert woken == ["orders"] * count
+        session.begin()
+        session.commit()
+    assert woken == ["orders"] * 3, "a transaction without an event wakes nobody"

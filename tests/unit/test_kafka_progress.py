@@ -1,5 +1,6 @@
 """destinations.json: what is written is read again, and what is broken is refused by name."""
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
@@ -7,9 +8,11 @@ from uuid import UUID
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.checked_json import checked_json
 from pushrep.errors import CorruptFile
 from pushrep.kafka.progress import (
     FILE_NAME,
+    VERSION,
     EpochPartitions,
     PartitionProgress,
     Rebase,
@@ -83,6 +86,28 @@ def test_every_broken_byte_is_refused(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"version": 2, "crc32c": 0, "destinations": {}}'])
 def test_other_files_are_refused(tmp_path, data):
     (tmp_path / FILE_NAME).write_bytes(data)
+    with pytest.raises(CorruptFile, match="restore it"):
+        read_progress(REAL_FILESYSTEM, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"progress": {"0": [90.0, 95, 4711]}},
+        {"progress": {"0": [90, "95", 4711]}},
+        {"progress": {"0": [90, 95, True]}},
+        {"newest": {"0": [89, None]}},
+        {"newest": {"0": [89.5, 93]}},
+        {"pid_epochs": [2, 3.0]},
+    ],
+)
+def test_a_number_that_is_no_whole_one_is_refused_whoever_wrote_the_file(tmp_path, changed):
+    path = tmp_path / FILE_NAME
+    fields = json.loads(GOLDEN)["destinations"]
+    path.write_bytes(checked_json({"destinations": fields}, VERSION))
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": PROGRESS}, "the file is else as it should be"
+    fields["orders"] |= changed
+    path.write_bytes(checked_json({"destinations": fields}, VERSION))
     with pytest.raises(CorruptFile, match="restore it"):
         read_progress(REAL_FILESYSTEM, tmp_path)
 

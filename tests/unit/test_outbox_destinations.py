@@ -4,6 +4,7 @@ Contract: "An open outbox answers status, member changes, skip, repartition and 
 """
 
 import shutil
+import threading
 from dataclasses import replace
 from uuid import UUID
 
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
 from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
+from pushrep.election.errors import TooFewMembers
+from pushrep.election.grants import Destination, Grant, Member
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka.answers import Code
-from pushrep.kafka.errors import RefusedByTopic
+from pushrep.kafka.errors import BeginsAnew, RefusedByTopic
 from pushrep.kafka.pipeline import size_alone
 from pushrep.kafka.progress import (
     EpochPartitions,
@@ -38,7 +41,7 @@ from pushrep.outbox.destinations import (
     skip_records,
 )
 from pushrep.outbox.identity import LATER_EPOCHS, new_identity, read_identity
-from pushrep.outbox.shipping import origin_of
+from pushrep.outbox.shipping import GrantedPartitionCounts, origin_of
 from pushrep.records import Record, TimestampType
 from tests.kafka.cluster import free_ports
 from tests.support.outbox_arguments import outbox_arguments
@@ -329,3 +332,49 @@ def test_records_of_the_pid_epochs_around_the_present_one_and_of_those_that_were
     assert pids == {
         epoch: replace(identity, pid_epoch=epoch).pid for epoch in (*range(LATER_EPOCHS), 100, 200, 300, *around)
     }
+
+
+class Leads:
+    """The part of a Replication that keeps a grant, which `too_few` members may refuse to change."""
+
+    def __init__(self, grant, trouble=None):
+        self.grant, self.trouble, self.step_lock = grant, trouble, threading.Lock()
+
+    def change_members(self, change):
+        assert self.step_lock.locked(), "another step of a change of members could come between"
+        if self.trouble is not None:
+            raise self.trouble
+        self.grant = change(self.grant, self.grant.epoch + 256)
+
+
+GRANT = Grant(
+    outbox_id=UUID(int=1), epoch=256, leader=0, members=tuple(map(Member, range(3))), min_insync_replicas=2,
+    members_epoch=0, pid_epoch=0, topic_id=UUID(int=2), topic="orders", partitions=1, carrier="key",
+    destinations=(Destination(UUID(int=8), 4), Destination(UUID(int=7), 3), Destination(UUID(int=7), 6)),
+)  # fmt: skip
+
+
+def test_how_many_partitions_are_used_is_in_a_new_grant_before_it_counts():
+    leads = Leads(GRANT)
+    counts = GrantedPartitionCounts(leads)
+    assert (counts.known(UUID(int=7)), counts.known(UUID(int=9))) == ((3, 6), ())
+    counts.keep(UUID(int=7), (3, 6))
+    assert leads.grant is GRANT, "no grant for what each member knows already"
+    counts.keep(UUID(int=7), (3, 6, 9))
+    assert counts.known(UUID(int=7)) == (3, 6, 9)
+    assert counts.known(UUID(int=8)) == (4,)
+    assert leads.grant.epoch == 512
+
+
+@pytest.mark.parametrize(
+    "trouble", [TooFewMembers(answered=1, needed=2, silent=(1, 2)), OSError("the disk")], ids=["members", "disk"]
+)
+def test_what_too_few_members_keep_begins_anew_and_so_does_who_does_not_lead(trouble):
+    counts = GrantedPartitionCounts(Leads(GRANT, trouble))
+    with pytest.raises(BeginsAnew, match=r"is not kept by enough members yet: ") as raised:
+        counts.keep(UUID(int=9), (1,))
+    assert raised.value.__cause__ is trouble
+    counts = GrantedPartitionCounts(Leads(None))
+    for asked in (lambda: counts.known(UUID(int=7)), lambda: counts.keep(UUID(int=7), ())):
+        with pytest.raises(BeginsAnew, match="too few members answer"):
+            asked()

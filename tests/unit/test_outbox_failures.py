@@ -21,6 +21,7 @@ from pushrep.outbox import (
     ReceiptTimeout,
 )
 from pushrep.outbox.batch import PendingBatch
+from pushrep.outbox.columns import Columns
 from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, LosingDisk, MeetingDisk, until
@@ -499,3 +500,20 @@ def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path,
             (b"before", 0), (b"again", 1), (b"later", 2),
         ]  # fmt: skip
         assert all(record.timestamp_ms > 5 and not record.headers for record in records)
+
+
+@pytest.mark.parametrize("position", [None, StreamMetadata(8, 0, 1), StreamMetadata(9, 0, 0)])
+def test_what_a_batch_could_not_take_whole_leaves_each_of_its_columns_as_it_was(position):
+    """Of one record, and of two of which the first has a position that continues a run, or begins one."""
+    batch = PendingBatch(None, 1_000, 0.0)
+    for n in range(2):
+        batch.add(b"", None, None)
+        batch.add(b"", 5, StreamMetadata(7 + n, 0, 0))
+    batch.keys += [b"k"] * 4
+    batch.headers += [(("h", b""),)] * 4
+    columns = Columns([b"lost"] * 2, [0, 40, 80], [b"lost"] * 2, [(("h", b""),)] * 2, [6, 6], [position, None])
+    with pytest.raises(AttributeError):
+        batch.add(b"lost", 6, object()) if position is None else batch.extend(columns, 0, 2)
+    assert (batch.values, batch.keys, batch.headers) == ([b""] * 4, [b"k"] * 4, [(("h", b""),)] * 4)
+    assert batch.timestamps_ms == [1_000, 5, 1_000, 5]
+    assert [(one.start, one.records, one.pid) for one in batch.runs] == [(1, 1, 7), (3, 1, 8)]
