@@ -95,3 +95,34 @@ def test_settings_are_checked_at_birth(settings, name):
     with pytest.raises(BadPartitionerSetting) as refusal:
         SourcePartitionPartitioner(**settings)
     assert refusal.value.setting == name
+
+
+class Listed:
+    """What kafka-python tells of its topics."""
+
+    def partitions_for_topic(self, topic):
+        return {"orders": {0, 1, 2}, "wide": set(range(6))}.get(topic)
+
+    def available_partitions_for_topic(self, topic):
+        return {"orders": {2}}.get(topic)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # kafka-python's own, while it is imported
+def test_for_kafka_python_each_topic_has_its_own_count_and_one_that_is_not_there_is_named():
+    from partitioner.kafka_python import SourcePartitionPartitioner as KafkaPythonPartitioner  # noqa: PLC0415
+
+    place = KafkaPythonPartitioner("default", partition_counts={"wide": 4})
+
+    def of(topic, packed):
+        return place.partition(topic, None, packed, None, None, Listed())
+
+    assert place.partition_counts == {"wide": 4}
+    assert [of("wide", key(source)) for source in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [of("orders", key(source)) for source in range(4)] == [0, 1, 2, 0]
+    assert place.partition_counts == {"wide": 4, "orders": 3}
+    assert {of("orders", None) for _ in range(9)} == {2}, "without a key: one that has a leader"
+    assert of("wide", None) in range(6)
+    with pytest.raises(TopicUnfit, match="missing"):
+        of("missing", key(0))
+    with pytest.raises(BadPartitionerSetting):
+        KafkaPythonPartitioner("murmur")
