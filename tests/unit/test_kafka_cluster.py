@@ -71,9 +71,19 @@ def test_the_leaders_and_the_readable_range_are_those_of_the_brokers(brokers, as
 @pytest.mark.parametrize(
     ("request_key", "code", "question", "told"),
     [
-        (METADATA, Code.TOPIC_AUTHORIZATION_FAILED, lambda c: c.refresh(), "of topic orders: TOPIC_AUTHORIZATION_FAILED"),
+        (
+            METADATA,
+            Code.TOPIC_AUTHORIZATION_FAILED,
+            lambda c: c.refresh(),
+            "of topic orders: TOPIC_AUTHORIZATION_FAILED",
+        ),
         (INIT, Code.CLUSTER_AUTHORIZATION_FAILED, lambda c: c.init_producer_id(), "WRITE on topic 'orders'"),
-        (INIT, Code.COORDINATOR_NOT_AVAILABLE, lambda c: c.init_producer_id(), "a producer id: COORDINATOR_NOT_AVAILABLE"),
+        (
+            INIT,
+            Code.COORDINATOR_NOT_AVAILABLE,
+            lambda c: c.init_producer_id(),
+            "a producer id: COORDINATOR_NOT_AVAILABLE",
+        ),
         (FIND, Code.COORDINATOR_NOT_AVAILABLE, lambda c: c.find_coordinator("n"), "id n: COORDINATOR_NOT_AVAILABLE"),
         (OFFSETS, Code.REQUEST_TIMED_OUT, lambda c: c.ends([0]), "the end of orders-0: REQUEST_TIMED_OUT"),
         (FETCH, Code.REQUEST_TIMED_OUT, lambda c: c.fetch(0, 7), "orders-0 from offset 7: REQUEST_TIMED_OUT"),
@@ -217,7 +227,7 @@ def test_the_token_of_the_callers_function_is_what_a_broker_gets():
     async def ask():
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             destination = KafkaDestination(
-                bootstrap_servers="127.0.0.1:%d" % server.sockets[0].getsockname()[1],
+                bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}",
                 security_protocol="SASL_PLAINTEXT",
                 sasl_mechanism="OAUTHBEARER",
                 sasl_oauth_token=lambda: ("the token", 1e10),

@@ -109,7 +109,7 @@ class Listed:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # kafka-python's own, while it is imported
 def test_for_kafka_python_each_topic_has_its_own_count_and_one_that_is_not_there_is_named():
-    from partitioner.kafka_python import SourcePartitionPartitioner as KafkaPythonPartitioner  # noqa: PLC0415
+    from partitioner.kafka_python import SourcePartitionPartitioner as KafkaPythonPartitioner
 
     place = KafkaPythonPartitioner("default", partition_counts={"wide": 4})
 
