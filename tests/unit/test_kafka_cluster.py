@@ -63,6 +63,10 @@ def test_the_leaders_and_the_readable_range_are_those_of_the_brokers(brokers, as
         assert await cluster.connection(1) is await cluster.connection(1), "one connection to each broker"
         cluster.drop(1)
         assert cluster.connection_of(0) is None
+        broken = await cluster.connection(1)
+        broken.close()
+        assert cluster.connection_of(0) is None
+        assert await cluster.connection(1) is not broken
         return await cluster.init_producer_id()
 
     assert asked(look) == (brokers.newest_producer_id, 0)
@@ -176,7 +180,7 @@ def test_brokers_of_another_cluster_are_not_asked_and_said(brokers, asked):
 
     async def ask(cluster):
         brokers.cluster_id = "another"
-        with pytest.raises(KafkaUnreachable, match="broker 1 at .* is of cluster another now"):
+        with pytest.raises(KafkaUnreachable, match=r"broker 1 at .* is of cluster another now"):
             await cluster.connection(1)
         with pytest.raises(KafkaUnreachable, match="broker 1 is not known any more"):
             await cluster.connection(1)
