@@ -206,6 +206,7 @@ def test_a_record_that_is_refused_alone_stops_its_log_with_the_setting_that_says
     with pytest.raises(RefusedByTopic, match=told):
         raise why
     assert source.next_offset == 0
+    assert 0 in source.alone, "tried again, it goes alone again"
     words = BrokerAnswer(code, -1, "the words", ((0, "of the record"),))
     assert "(of the record)" in str(refused(log, clock, words)[2][1])
 
@@ -255,7 +256,8 @@ def test_a_log_stops_before_the_record_that_the_topic_lacks_and_is_known_again_b
     for n, batch in enumerate(batches):
         if 2 * n != first:
             topic.put(batch)
-    state, recovering = shipping(log, clock, topic)
+    at = PartitionProgress(2, 2, batches[0].header.crc, ShippedRecord(1, 1)) if first else None
+    state, recovering = shipping(log, clock, topic, at=at)
     source = state.sources[0]
     asyncio.run(recovering.resume(0, [source]))
     before = batches[first // 2 - 1].header.crc if first else 0
@@ -353,6 +355,15 @@ def test_reading_goes_on_where_retention_removed_what_was_to_be_read():
     found.clear()
     assert asyncio.run(read_partition(topic, until_done, 0, 3, lambda _, at: found.append(at))) == 6
     assert found == [3, 4]
+
+    async def fetch_more(*_):
+        return b"".join(data for _, data in topic.batches)
+
+    asked, topic.fetch = topic.fetch, fetch_more
+    found.clear()
+    assert asyncio.run(read_partition(topic, until_done, 0, 4, lambda _, at: found.append(at))) == 6
+    assert found == [4], "what a broker gives from before is passed"
+    topic.fetch = asked
     assert asyncio.run(read_partition(topic, until_done, 0, 9, lambda _, at: found.append(at))) == 9
     topic.batches.clear()
 
