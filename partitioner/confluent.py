@@ -1,7 +1,8 @@
 """For confluent-kafka: a producer that owns its client, since librdkafka asks no Python code where a record goes.
 
     produce ─▶ queue (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no timeout that drops, and
-                                                              one request on its way to each broker
+                                                              one request on its way to each broker, and of a partition
+                                                              one record until the client has had one acknowledged
       a report says delivered ─▶ out of the queue
       a report says failed    ─▶ a new client; everything that is in the queue goes out again, from the first on
                                  what no retry solves (too large, not allowed) stops its partition until `retry`; the
@@ -13,6 +14,8 @@ Why one request: a broker that does not know a producer id takes any first seque
 refuse the first for a moment (a new leader, too few replicas) and take the second. It does not know a new client, one
 that was silent for `producer.id.expiration.ms`, and, after its own start, one whose records are older than that, since
 it measures the silence by their timestamps. librdkafka can't send only the batches of such a moment one by one.
+Why one record first: librdkafka sends the next batch before it ends at one that is refused for good; a broker that does
+not know the client would take it.
 """
 
 import logging
@@ -116,6 +119,7 @@ _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TO
 _MAX_BLOCK_MS = 60_000  # as long as Kafka's own producer waits for memory
 _DRAIN_S = 5.0
 _POLL_S = 0.05
+_QUEUE_RECORDS = 100_000  # librdkafka's default of queue.buffering.max.messages
 _SERVE_EVERY_S = 0.005
 """While records are produced without a pause, deliveries are served this often: a poll costs as much as a record."""
 _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
@@ -205,9 +209,12 @@ class SourcePartitionProducer:
         self._serve_at_s = 0.0
         self._renew_at_s: float | None = None
         self._suspects: set[StreamMetadata] = set()  # refused together
+        self._known: set[int] = set()  # the partitions of which the present client has had a record acknowledged
+        self._waiting: dict[int, list[_Pending]] = {}  # of the others that it was given one of, what goes out behind it
         self._alone = 0  # how many records the present client sends alone, and nothing else; 0: it is a usual one
         self._is_closed = False
         self._client = Producer(self._config)
+        self._room = int(self._config.get("queue.buffering.max.messages", 0)) or _QUEUE_RECORDS
         self.partition_count = self._fixed_count(partition_count)
         """How many partitions are used: keep it with the producer's state."""
 
@@ -372,10 +379,10 @@ class SourcePartitionProducer:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
             self._in_flight.check(pending.partition, pending.metadata)
-            if self._renew_at_s is not None or self._alone:
+            if self._renew_at_s is not None or self._alone or (self._waiting and self._is_full()):
                 return False
             try:
-                self._send(pending)
+                self._hand_over(pending)
             except BufferError:
                 return False
             except KafkaException as error:
@@ -385,6 +392,26 @@ class SourcePartitionProducer:
                 raise
             self._in_flight.enqueue(pending)
             return True
+
+    def _is_full(self) -> bool:
+        return len(self._client) + sum(map(len, self._waiting.values())) >= self._room
+
+    def _hand_over(self, pending: _Pending) -> None:
+        """To the client, or behind its partition's first record until that one is acknowledged."""
+        if (waiting := self._waiting.get(pending.partition)) is not None:
+            waiting.append(pending)
+            return
+        self._send(pending)
+        if pending.partition not in self._known:
+            self._waiting[pending.partition] = []
+
+    def _hand_over_all(self, records: Iterable[_Pending]) -> None:
+        try:
+            for pending in records:
+                self._hand_over(pending)
+        except (BufferError, KafkaException):
+            # The rest goes out with the next attempt, after what is in the log by then.
+            self._plan_renewal()
 
     def _send(self, pending: _Pending) -> None:
         client = self._client
@@ -403,6 +430,11 @@ class SourcePartitionProducer:
             report = reports.popleft()
             client, pending, error, _ = report
             if error is None:
+                if (
+                    client is self._client and pending.partition not in self._known
+                ):  # a thread may still serve the old one
+                    self._known.add(pending.partition)
+                    self._hand_over_all(self._waiting.pop(pending.partition, ()))
                 if acknowledge(pending):
                     self._attempts = 0
                     done.append(report)
@@ -443,16 +475,13 @@ class SourcePartitionProducer:
         alone = self._in_flight.outgoing(self._suspects) if self._suspects else []
         self._alone, self._suspects = len(alone), set()
         self._client, self._renew_at_s = Producer({**self._config, **(_ALONE if self._alone else {})}), None
-        try:
-            for pending in alone or self._in_flight.outgoing():
-                self._send(pending)
-        except (BufferError, KafkaException):
-            # The rest goes out with the next attempt, after what is in the log by then.
-            self._plan_renewal()
+        self._known = set()
+        self._hand_over_all(alone or self._in_flight.outgoing())
         return done
 
     def _release(self) -> None:
         """Nothing of the client is in flight any more, and all its reports are here."""
+        self._waiting = {}
         self._client.purge()
         deadline_s = time.monotonic() + _DRAIN_S
         while len(self._client) and time.monotonic() < deadline_s:

@@ -229,6 +229,21 @@ def test_a_broker_that_is_killed_loses_nothing(broker, topic):
         assert filtered(broker, topic, partition)[0] == {partition: list(range(800)), partition + 2: list(range(800))}
 
 
+def test_what_follows_a_first_batch_that_is_refused_does_not_come_before_it(broker, topic):
+    """A broker takes any first sequence number of a client that it does not know: each new one's first batch counts."""
+    alter_topic(broker.bootstrap_servers, topic, message_timestamp_after_max_ms=3_600_000)
+    ahead_ms = int(1000 * time.time()) + 7_200_000
+    with confluent(broker, topic, {"batch.num.messages": 2, "linger.ms": 50}) as producer:
+        for n in range(6):
+            producer.produce(StreamMetadata(PID, 0, n), b"%d" % n, timestamp_ms=None if n else ahead_ms)
+        with pytest.raises(PartitionStopped):
+            producer.flush(WAIT_S)
+        alter_topic(broker.bootstrap_servers, topic, message_timestamp_after_max_ms=9_000_000)
+        producer.retry(0)
+        producer.flush(WAIT_S)
+    assert filtered(broker, topic, 0) == ({0: list(range(6))}, 6)
+
+
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by the client, at its import
 def test_kafka_pythons_partitioner_places_by_the_source_partition(broker, topic):
     from kafka import KafkaProducer

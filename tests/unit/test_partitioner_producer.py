@@ -4,12 +4,13 @@ The brokers are simulated, and librdkafka speaks to them over loopback; tests/ka
 """
 
 import random
+import threading
 import time
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
-from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
+from filtering import METADATA_HEADER, MissingRight, ReplayFilter, StreamMetadata, retry
 from partitioner import (
     BadPartitionerSetting,
     NotDelivered,
@@ -20,7 +21,7 @@ from partitioner import (
 )
 from partitioner.confluent import SourcePartitionProducer, topic_facts
 from pushrep.kafka.answers import Code
-from tests.unit.simulated_brokers import LOST, PRODUCE, UNSENT, SimulatedBrokers
+from tests.unit.simulated_brokers import CONFIGS, LOST, METADATA, PRODUCE, UNSENT, SimulatedBrokers
 
 PID, WAIT_S = 7, 60
 
@@ -152,8 +153,10 @@ def test_a_flush_waits_for_what_can_still_be_delivered_though_a_partition_is_sto
 
 
 def test_one_poll_takes_every_delivery_that_has_come(brokers):
-    with opened(brokers, {"linger.ms": 60_000, "batch.num.messages": 10}) as producer:
-        produce(producer, range(10), sources=[0])
+    with opened(brokers, {"linger.ms": 200, "batch.num.messages": 10}) as producer:
+        produce(producer, [0], sources=[0])
+        producer.flush(WAIT_S)
+        produce(producer, range(1, 11), sources=[0])
         until_s = time.monotonic() + WAIT_S
         while len(producer) == 10 and time.monotonic() < until_s:
             producer.poll(1)
@@ -292,3 +295,111 @@ def test_a_topic_is_told_by_its_cluster_its_id_and_how_long_it_keeps_records(bro
     assert (facts.partitions, facts.retention_ms) == (2, None)
     brokers.configs = {"retention.ms": "86400000"}
     assert topic_facts(config, brokers.name).retention_ms == 86_400_000
+
+
+def test_what_is_produced_while_refused_records_go_alone_waits_behind_those_after_them(brokers, failures):
+    """Two records together are too large here, and each alone is not."""
+    came, may_answer = threading.Event(), threading.Event()
+
+    def hold(_record):
+        came.set()
+        assert may_answer.wait(WAIT_S)
+
+    with opened(brokers, {"linger.ms": 50, "batch.num.messages": 2}, max_block_ms=50) as producer:
+        produce(producer, [0], sources=[0])
+        producer.flush(WAIT_S)
+        brokers.topic[0].size_max, brokers.topic[0].refuses = 2_000, hold
+        for offset in range(1, 5):
+            producer.produce(StreamMetadata(PID, 0, offset), bytes(1_200))
+        until_s = time.monotonic() + WAIT_S
+        while not came.is_set() and time.monotonic() < until_s:
+            producer.poll(0.01)
+        try:
+            with pytest.raises(NotDelivered):
+                producer.produce(StreamMetadata(PID, 0, 5), b"behind")
+        finally:
+            may_answer.set()
+        producer.flush(WAIT_S)
+        producer.produce(StreamMetadata(PID, 0, 5), b"behind")
+    assert filtered(brokers)[0] == list(range(6))
+
+
+def test_a_client_that_ended_takes_no_record_and_a_new_one_takes_it(brokers, failures, monkeypatch):
+    """It ends at a failure, before anybody has heard of that."""
+    monkeypatch.setattr(confluent, "_SERVE_EVERY_S", WAIT_S)
+    with opened(brokers) as producer:
+        produce(producer, [0], sources=[0])
+        producer.flush(WAIT_S)
+        brokers.faults[PRODUCE] += [Code.OUT_OF_ORDER_SEQUENCE_NUMBER]
+        until_s, offset = time.monotonic() + WAIT_S, 1
+        while not failures and time.monotonic() < until_s:
+            producer.produce(StreamMetadata(PID, 0, offset), b"v")
+            offset += 1
+        assert failures, "the client's end is seen by who produces"
+    assert filtered(brokers) == {0: list(range(offset))}
+
+
+def test_more_than_a_new_client_takes_at_once_goes_out_with_the_next_ones(brokers, failures):
+    brokers.topic[0].refuses = lambda record: "it is bad" if record.value == b"0" else None
+    with opened(brokers, {"queue.buffering.max.messages": 1}) as producer:
+        produce(producer, [0], sources=[0])
+        with pytest.raises(PartitionStopped):
+            producer.flush(WAIT_S)
+        brokers.down = {1}
+        brokers.disconnect()
+        produce(producer, [0], sources=[1])
+        brokers.topic[0].refuses = lambda _record: None
+        count = len(failures)
+        producer.retry(0)
+        producer.poll()
+        assert len(failures) > count, "it had room for one of two"
+        brokers.down = set()
+        producer.flush(WAIT_S)
+    assert filtered(brokers) == {0: [0], 1: [0]}
+
+
+def test_a_topic_that_is_not_there_is_named_and_a_refusal_is_passed_on(brokers, monkeypatch):
+    config = settings_of(brokers)
+    brokers.faults[CONFIGS] += [Code.TOPIC_AUTHORIZATION_FAILED] * 2
+    with pytest.raises(KafkaException) as told:
+        topic_facts({"bootstrap.servers": brokers.servers, "log_level": 0}, brokers.name)
+    assert told.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    brokers.faults.clear()
+    monkeypatch.setattr(retry, "APPEARS_WITHIN_S", 0.0)
+    brokers.is_missing = True
+    with pytest.raises(TopicUnfit, match="orders"):
+        topic_facts({"bootstrap.servers": brokers.servers, "log_level": 0}, brokers.name)
+    with pytest.raises(TopicUnfit, match="orders"):
+        SourcePartitionProducer(config, brokers.name)
+    brokers.is_missing = False
+    brokers.faults[METADATA] += [Code.TOPIC_AUTHORIZATION_FAILED] * 9
+    with pytest.raises(MissingRight, match="WRITE on topic 'orders'"):
+        SourcePartitionProducer(config, brokers.name)
+
+
+@pytest.mark.parametrize("code", [Code.INVALID_RECORD, Code.POLICY_VIOLATION])
+def test_what_follows_a_first_batch_that_is_refused_does_not_come_before_it(brokers, failures, code):
+    """A broker takes any first sequence number of a client that it does not know: each new one's first batch counts."""
+    brokers.topic[0].refuses, brokers.topic[0].refuses_with = lambda one: "bad" if one.value == b"0" else None, code
+    with opened(brokers, {"batch.num.messages": 2, "linger.ms": 20}) as producer:
+        produce(producer, range(6), sources=[0])
+        with pytest.raises(PartitionStopped):
+            producer.flush(WAIT_S)
+        brokers.topic[0].refuses = lambda _record: None
+        producer.retry(0)
+        producer.flush(WAIT_S)
+    assert filtered(brokers) == {0: list(range(6))}
+    assert len(brokers.topic[0].records()) == 6, "none went past the one that was refused"
+
+
+def test_who_waits_behind_a_first_record_has_room_as_in_the_clients_queue(brokers):
+    with opened(brokers, {"queue.buffering.max.messages": 3}, max_block_ms=50) as producer:
+        brokers.down = {1}
+        brokers.disconnect()
+        produce(producer, range(3), sources=[0])
+        with pytest.raises(NotDelivered):
+            produce(producer, [3], sources=[0])
+        brokers.down = set()
+        producer.flush(WAIT_S)
+        produce(producer, range(3, 9), sources=[0])
+    assert filtered(brokers) == {0: list(range(9))}
