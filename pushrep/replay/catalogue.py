@@ -119,11 +119,14 @@ class Catalogue:
     def reconcile(self, found: Iterable[FoundLog], created_ms: int) -> list[CatalogueEntry]:
         """Compare with the logs in the directory: new ones get ids, vanished ones are DELETED.
 
-        A log that was made again under its name has another topic id, so it is another recording. Returns new entries.
+        A log that was made again under its name has another topic id, so it is another recording. A log that is being
+        removed is none. Returns new entries.
         """
         logs, changed = {log.tp: log for log in found}, dict[int, CatalogueEntry]()
         for entry in self:
-            if entry.state is not RecordingState.DELETED:
+            if entry.is_removing:
+                logs.pop(entry.tp, None)
+            elif entry.state is not RecordingState.DELETED:
                 log = logs.pop(entry.tp, None)
                 state = RecordingState.VALID if log is not None else RecordingState.DELETED
                 changed[entry.recording_id] = replace(entry, state=state)

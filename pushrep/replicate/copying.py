@@ -93,7 +93,7 @@ class RecordingCopies(ClosedAtExit):
     def resume(self) -> None:
         """Go on with the copies that ran when the node stopped. In the worker's thread.
 
-        Reads the catalogue beside `Recordings`, which finishes interrupted deletions when it opens: leaders come first.
+        Reads the catalogue beside `Recordings`, which looks at every outbox when it opens.
         """
         store = self._recordings.store
         if not store.filesystem.exists(store.data / CATALOGUE_NAME):

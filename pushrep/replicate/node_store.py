@@ -375,6 +375,7 @@ class KeptOutbox:
             if self.election_state.is_led_here and not self._is_exclusive:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             if (tp.topic, tp.partition) in self._removing:
+                self._store.on_wanted()
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is being removed: ask again")
             replica = self._replicas.get((tp.topic, tp.partition))
             if replica is not None and replica.failure is not None:
@@ -431,14 +432,16 @@ class KeptOutbox:
         with self._lock:
             self._removing.discard((tp.topic, tp.partition))
 
-    def forget_removed(self) -> None:
-        """Missing logs were removed on purpose: see LogDirectory.forget_removed. Raises OSError, LogLocked."""
-        with self._held() as held:
-            held.forget_removed()
+    def forget_removed(self, tp: TopicIdPartition) -> None:
+        """The log, if it is missing, was removed on purpose: nothing of it counts as lost. Raises OSError, LogLocked."""
+        if self._store.filesystem.exists(self.directory):
+            with self._held() as held:
+                held.forget_missing(str(tp))
 
     def release(self, tp: TopicIdPartition) -> None:
-        """Close and forget the log, before its files are removed."""
+        """Close and forget the log, before its files are removed. Raises Refusal while another process has it."""
         with self._lock:
+            self._check_not_handed_over()
             replica = self._replicas.pop((tp.topic, tp.partition), None)
         if replica is not None:
             replica.close()
@@ -551,6 +554,8 @@ class NodeStore:
             self._release = undone.pop_all().close
         self.on_change: Callable[[TopicIdPartition], None] = lambda _tp: None
         """Called in any thread when readers of a log may see something new. It must not wait."""
+        self.on_wanted: Callable[[], None] = lambda: None
+        """Called when somebody asks for a log that is being removed. It must not wait."""
         # A simulated clock gets no threads, so that a run is repeatable.
         self._threads = disk_threads(filesystem, data) if clock is SYSTEM_CLOCK else None
         self._lock = threading.Lock()

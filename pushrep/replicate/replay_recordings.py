@@ -7,12 +7,15 @@ truncate   sessions above the cut end first, then all above is erased, or set as
 purge      whole segments below an offset; of a member's log, none above the leader's log start
 delete     marked DELETED, sessions end; then the files go; then DeleteDone refused for a member's log, or while
                                                                             replays run, unless forced
+A deletion goes on until its files are gone, also after a failure or a restart: until then nobody gets a log of that
+name. It is tried again when somebody asks for the log, when recordings are listed, and when the node starts.
 A member's log: the newest grant lists this node's directory, or a leader's session is open on it. Only that leader may
 change it; a copy whose outbox is no more can be deleted all the same, if its leader is not heard (outbox_gone).
 A log is live while a leader's session is open on it, and while one may come back: if there was none since the node's
 start, and the newest grant names this node. An extended log is live until the node stops.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -45,6 +48,8 @@ from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
+
+_LOG = logging.getLogger("pushrep.node")
 
 _Asked: TypeAlias = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
 Marker: TypeAlias = tuple[int, int]
@@ -103,6 +108,18 @@ class Recordings:
         """Whether it is being copied from another node."""
         self._opened: Catalogue | None = None
         self._extended: set[int] = set()
+        self._unfinished: set[int] = set()
+        """Deletions to try again."""
+
+    def hold_deleted(self) -> None:
+        """Refuse the logs whose deletion is not finished to everybody. Before anybody can ask for one."""
+        try:
+            for entry in Catalogue.open(self.store.data, self.store.filesystem):
+                if entry.is_removing:
+                    self.store.outbox(entry.outbox_id).begin_removal(entry.tp, lambda _session: True)
+                    self._unfinished.add(entry.recording_id)
+        except (OSError, PushrepError) as error:
+            _LOG.error("not every unfinished deletion of a recording goes on: %s", error)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -110,14 +127,15 @@ class Recordings:
         if self._opened is None:
             self._opened = Catalogue.open(self.store.data, self.store.filesystem)
             for entry in self._opened:
-                if entry.is_removing:  # the node stopped while its files were being removed
-                    self._finish_removing(KeptRecording(entry, self.store.outbox(entry.outbox_id)))
+                if entry.is_removing and entry.recording_id not in self._unfinished:
+                    self._opened.removed(entry.recording_id)  # a leader may have written there since the start
             self.reconcile()
         return self._opened
 
     def reconcile(self) -> None:
-        """Give an id to every log here without one. Raises OSError."""
-        catalogue = self.catalogue  # first: opening it finishes deletions
+        """Finish deletions, and give an id to every log here without one. Raises OSError."""
+        catalogue = self.catalogue
+        self.finish_deletions()
         known = {(one.outbox_id, one.tp.topic, one.tp.partition): one.tp.topic_id for one in catalogue}
         logs = []
         for kept in self.store.outboxes():
@@ -195,34 +213,37 @@ class Recordings:
         try:
             return wire.DeleteDone(recording_id=recording_id, freed_bytes=self._remove(recording))
         except (OSError, PushrepError) as error:
-            code, why = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+            self._unfinished.add(recording_id)
+            _LOG.error("%s is deleted, and its files are not gone yet: %s", recording.entry.tp, error)
+            code, why = ErrorCode.KAFKA_STORAGE_ERROR, f"{error}: it is tried again"
             return wire.DeleteDone(recording_id=recording_id, error_code=code, error_message=why)
 
     def _remove(self, recording: KeptRecording) -> int:
         entry, kept, filesystem = recording.entry, recording.kept, self.store.filesystem
         directory, freed = kept.directory / str(entry.tp), 0
-        try:
-            kept.release(entry.tp)
-            is_its_own = filesystem.exists(directory) and read_partition_metadata(directory, filesystem) in {
-                None,
-                entry.tp.topic_id,
-            }
-            if is_its_own:
-                freed = remove_files(filesystem, directory)
-                kept.forget_removed()
-            self.catalogue.removed(entry.recording_id)
-        finally:
-            kept.end_removal(entry.tp)
+        kept.release(entry.tp)
+        if filesystem.exists(directory) and read_partition_metadata(directory, filesystem) in {None, entry.tp.topic_id}:
+            freed = remove_files(filesystem, directory)
+        kept.forget_removed(entry.tp)
+        self._end_deletion(recording)
         return freed
 
-    def _finish_removing(self, recording: KeptRecording) -> None:
-        kept, tp = recording.kept, recording.entry.tp
-        is_needed = self.is_member(recording) and not kept.election_state.is_unfilled
-        if is_needed or not kept.begin_removal(tp, lambda session: session == NO_SESSION):
-            # Its leader came first and relies on these files: that is another recording now.
-            self.catalogue.removed(recording.entry.recording_id)
-        else:
-            self._remove(recording)
+    def _end_deletion(self, recording: KeptRecording) -> None:
+        self.catalogue.removed(recording.entry.recording_id)
+        self._unfinished.discard(recording.entry.recording_id)
+        recording.kept.end_removal(recording.entry.tp)
+
+    def finish_deletions(self) -> None:
+        """Try those again that failed, or that the node's end interrupted. Raises ReplayRefused, OSError."""
+        if not self._unfinished:
+            return
+        for entry in self.catalogue:
+            if entry.is_removing and entry.recording_id in self._unfinished:
+                recording = KeptRecording(entry, self.store.outbox(entry.outbox_id))
+                if self.is_member(recording) and not recording.kept.election_state.is_unfilled:
+                    self._end_deletion(recording)  # a grant relies on these files: that is another recording now
+                else:
+                    self.remove(recording)
 
     def extend(self, asked: wire.ExtendRequest, sender: str) -> wire.ExtendResponse:
         """Let a stopped log go on at its end."""

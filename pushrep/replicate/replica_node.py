@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -85,8 +86,10 @@ class ReplicaNode:
         self._settings = settings
         listed = lambda: [kept.outbox_id for kept in self.store.outboxes()]  # noqa: E731 - of now
         self.access = Access(settings.rules, self._kept, filesystem, clock, named=self.store.identities, listed=listed)
+        recordings = Recordings(self.store, self.access)
+        recordings.hold_deleted()
         self.replay_server = ReplayServer(
-            Recordings(self.store, self.access),
+            recordings,
             settings.replay,
             settings.replay_counters,
             network=network,
@@ -94,9 +97,10 @@ class ReplicaNode:
         )
         """The replays of its logs that it serves."""
         self.replay_server.dispatch = ReplayCalls(self.replay_server).dispatch
-        self.copies = RecordingCopies(self.replay_server.recordings, self.replay_server.on_worker, self._access_others)
+        self.copies = RecordingCopies(recordings, self.replay_server.on_worker, self._access_others)
         """The recordings of other nodes that it copies."""
         self.store.on_change = self.replay_server.changed
+        self.store.on_wanted = partial(self.replay_server.on_disk, recordings.finish_deletions)
         self.calls = NodeCalls(self.store, self.address, self.access, lambda: self.status().as_answer())
         self.connections = Connections(
             listener, settings, self.calls.answer, self.access, self.replay_server.adopt, network=network, clock=clock
@@ -110,6 +114,7 @@ class ReplicaNode:
         if not settings.address.is_loopback and settings.certificates is None:
             _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
         self.connections.start()
+        self.store.on_wanted()
         self.replay_server.on_disk(self.copies.resume)
         if files:
             self.reloading.start()

@@ -51,6 +51,8 @@ def test_an_id_of_a_deleted_recording_is_never_given_again(tmp_path):
         catalogue = Catalogue.open(tmp_path)
         given += [entry.recording_id for entry in catalogue.reconcile(found(number), 0)]
         catalogue.deleted(given[-1])
+        assert catalogue.reconcile(found(number), 0) == [], "a log that is being removed is no new recording"
+        catalogue.removed(given[-1])
     assert given == [1, 2, 3, 4, 5]
     assert all(entry.state is RecordingState.DELETED for entry in Catalogue.open(tmp_path) if entry.tp == tp(5))
     assert [e.recording_id for e in Catalogue.open(tmp_path).reconcile(found(5), 0)] == [6], "not even to the same log"

@@ -1,5 +1,7 @@
 """Nodes whose logs are replayed, and a leader that sends them exactly what a test wants."""
 
+import errno
+import os
 import time
 from contextlib import ExitStack
 from uuid import uuid4
@@ -8,6 +10,7 @@ import pytest
 
 from pushrep.election.grants import Grant
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.env.filesystem import RealFilesystem
 from pushrep.log import LogConfig
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
@@ -60,6 +63,17 @@ def connections(monkeypatch):
     return connections
 
 
+class Stubborn(RealFilesystem):
+    """A disk from which no segment can be removed while it `keeps` them."""
+
+    keeps = True
+
+    def remove(self, path):
+        if self.keeps and path.suffix == ".log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().remove(path)
+
+
 class StandingClock:
     """Clocks that stand until a test puts them forward."""
 
@@ -105,15 +119,23 @@ class Leader:
         self.start_offset = 0
         self.come(address)
 
-    def come(self, address):
-        """Connect, describe, and begin a session."""
-        if self.client is not None:
-            self.client.close()
-        self.client = ReplicaClient(address, self.tls or PATIENT)
+    def describe(self):
+        """The node's answer about the log, which it makes if it is missing."""
         asked = DescribeLogRequest(outbox_id=self.outbox, create=True, partitions=(self.tp,))
         described = self.client.ask(asked, DescribeLogResponse)
         assert described.error_code is ErrorCode.NONE
         self.replica_epoch = described.replica_epoch
+        return described.logs[0]
+
+    def come(self, address, *, is_refused=False):
+        """Connect, describe, and begin a session. is_refused: the log is being removed, and there is no session."""
+        if self.client is not None:
+            self.client.close()
+        self.client = ReplicaClient(address, self.tls or PATIENT)
+        described = self.describe()
+        if is_refused:
+            assert described.error_code is ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp} was given out: {described}"
+            return
         self.session += 1
         self.say(watermark=self.watermark)
 

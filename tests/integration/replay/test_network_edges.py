@@ -1,5 +1,6 @@
 """Replays and deletions where two things meet: a deletion and a leader, a start and a cut, an end and a crash."""
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from uuid import uuid4
@@ -13,33 +14,88 @@ from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, R
 from pushrep.replay import events as e
 from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.connecting import ReplicaClient
+from pushrep.replicate.errors import Refusal
 from pushrep.replicate.replay_recordings import remove_files
 from pushrep.replicate.replay_server import ReplayServer
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
-from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
+from tests.integration.replay.conftest import QUICK, WAIT_S, Stubborn, offsets, take, until
 
 
-@pytest.mark.parametrize("by", ["grant", "session"])
-def test_an_interrupted_deletion_is_not_finished_once_the_logs_leader_has_come_again(world, node, client, leader, by):
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_an_interrupted_deletion_is_not_finished_once_a_grant_relies_on_the_log(
+    world, node, client, leader, is_started_again
+):
     """Delete is refused for a log whose newest grant lists this node; so it is after a crash, however it was begun."""
     leader.stop()
     (one,) = client.recordings()
     node.stop()
     Catalogue.open(world.root / "node").deleted(one.recording_id)
-    node = world.node(port=node.address.port)
-    leader.come(node.address)
-    if by == "grant":
-        leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address)))
-    leader.fill(120)
-    if by == "grant":
-        leader.say(end_session_reason=0)
+    node = world.node(port=node.address.port, filesystem=Stubborn())
+    leader.come(node.address, is_refused=True)
+    mine = node.store.outbox(leader.outbox).directory_id
+    leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address), directory_id=mine))
+    if is_started_again:
+        node = world.again(node)
     again = world.client(node)
     (back,) = again.recordings()
     assert back.recording_id > one.recording_id
+    leader.come(node.address)
+    leader.fill(120)
+    leader.say(end_session_reason=0)
     assert offsets(again.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(120))
     entry = Catalogue.open(world.root / "node").get(one.recording_id)
     assert (entry.state, entry.is_removing) == (RecordingState.DELETED, False)
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_nobody_gets_the_name_of_a_deleted_recording_before_its_files_are_gone(world, is_started_again):
+    """What a leader writes under the name is never removed by a deletion that was asked for before."""
+    disk = Stubborn()
+    node = world.node(filesystem=disk)
+    leader = world.leader(node).fill(100)
+    leader.stop()
+    client = world.client(node)
+    (one,) = client.recordings()
+    with pytest.raises(ReplayRefused, match="tried again"):
+        client.delete(one.recording_id).wait()
+    if is_started_again:
+        node = world.again(node, filesystem=disk)
+    leader.come(node.address, is_refused=True)
+    assert world.client(node).recordings() == [], "a log that is being removed was listed as a new recording"
+    disk.keeps = False
+    until(lambda: leader.describe().error_code is ErrorCode.NONE, "the deletion was not tried again for its leader")
+    world.leader(node, leader.tp, outbox=leader.outbox, epoch=512).fill(5).stop()
+    client = world.client(world.again(node))
+    (again,) = client.recordings()
+    assert again.recording_id > one.recording_id
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(5))
+
+
+def test_a_log_that_vanished_counts_as_lost_after_another_of_its_outbox_was_deleted(world, node, client, leader):
+    """Only what was deleted by request may be missing without being a loss."""
+    other = world.leader(node, TopicIdPartition(uuid4(), "orders", 1), outbox=leader.outbox).fill(50)
+    for one in (leader, other):
+        one.stop()
+    node = world.again(node)
+    shutil.rmtree(world.root / "node" / str(leader.outbox) / "orders-1")
+    client.delete("orders-0").wait()
+    with pytest.raises(Refusal, match="orders-1 is gone: it held records up to offset 50"):
+        node.store.outbox(leader.outbox).replica(other.tp)
+
+
+def test_a_deletion_that_removed_all_files_and_no_more_leaves_no_loss_behind(world, node, client, leader):
+    """Its checkpoint says how far the log went: it has to go, too, if the node was killed before."""
+    leader.stop()
+    (one,) = client.recordings()
+    node.stop()
+    Catalogue.open(world.root / "node").deleted(one.recording_id)
+    shutil.rmtree(world.root / "node" / str(leader.outbox) / "orders-0")
+    node = world.node(port=node.address.port)
+    assert world.client(node).recordings() == []
+    with pytest.raises(Refusal, match="no log orders-0 here"):
+        node.store.outbox(leader.outbox).replica(leader.tp)
 
 
 class Crash(BaseException):

@@ -1,8 +1,6 @@
 """Recordings over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
 
-import errno
 import json
-import os
 import shutil
 import threading
 from uuid import UUID, uuid4
@@ -11,7 +9,7 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.election.grants import Member
-from pushrep.env import REAL_FILESYSTEM, RealFilesystem
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.replay import (
@@ -31,7 +29,7 @@ from pushrep.replicate.election_state import find_election_state
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import QUICK, offsets, open_log, take, until
+from tests.integration.replay.conftest import QUICK, Stubborn, offsets, open_log, take, until
 
 IN_USE = ErrorCode.RECORDING_IN_USE
 
@@ -187,17 +185,6 @@ def test_a_purge_of_what_is_not_there_is_refused_with_the_range(client, stopped,
         client.purge("orders-0", before)
     assert told.value.code is ErrorCode.INVALID_POSITION
     assert client.recordings()[0].start_offset == 0
-
-
-class Stubborn(RealFilesystem):
-    """A disk from which no segment can be removed while it `keeps` them."""
-
-    keeps = True
-
-    def remove(self, path):
-        if self.keeps and path.suffix == ".log":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        super().remove(path)
 
 
 def test_a_deletion_whose_files_could_not_be_removed_says_so_and_is_finished_at_the_next_start(world):
