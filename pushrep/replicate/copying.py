@@ -180,6 +180,8 @@ class RecordingCopies(ClosedAtExit):
         self._call(self._recordings.reconcile)
         there = [one for one in self._call(lambda: list(self._recordings.catalogue)) if one.tp == tp]
         mine = [one for one in there if one.outbox_id == kept.outbox_id and one.state is not RecordingState.DELETED]
+        if not mine:
+            raise ReplayRefused(ErrorCode.RECORDING_IN_USE, f"{tp} is being deleted here: ask again")
         entry = mine[0]
         recording = KeptRecording(entry, kept)
         if into not in {None, entry.recording_id}:

@@ -433,7 +433,7 @@ class KeptOutbox:
             self._removing.discard((tp.topic, tp.partition))
 
     def forget_removed(self, tp: TopicIdPartition) -> None:
-        """The log, if it is missing, was removed on purpose: nothing of it counts as lost. Raises OSError, LogLocked."""
+        """If the log is missing, it was removed on purpose, and is no loss. Raises OSError, LogLocked."""
         if self._store.filesystem.exists(self.directory):
             with self._held() as held:
                 held.forget_missing(str(tp))

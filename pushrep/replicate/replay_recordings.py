@@ -304,7 +304,11 @@ class Recordings:
             raise ReplayRefused(ErrorCode.RECORDING_IN_USE, why)
         if not self.deleted(recording, outbox_gone=asked.outbox_gone):
             raise _led(recording)  # a leader came at this moment
-        self.notify_sessions(recording, Deleted())
+        try:
+            self.notify_sessions(recording, Deleted())
+        except BaseException:
+            self._unfinished.add(recording.entry.recording_id)  # nobody removes its files now
+            raise
         return recording
 
     def _found(self, call: ApiKey, asked: _Asked, sender: str) -> KeptRecording:

@@ -499,18 +499,23 @@ class ReplayServer:
     def _count_ended(self, chosen: Callable[[], list[ServedSession]], event: e.Event) -> int:
         if self._thread is None:
             return 0
-        done, ended = self._network.threads.event(), [0]
+        done, ended, failed = self._network.threads.event(), [0], list[Exception]()
 
         def notify() -> None:
             for served in chosen():
                 before = served.session.end_reason
-                served.handle(event)
+                try:
+                    served.handle(event)
+                except Exception as error:  # noqa: BLE001 - a fault of ours; whoever waits is told
+                    failed.append(error)
                 ended[0] += before is None and served.session.end_reason is not None
             done.set()
 
         self.post(notify)
         while not self._is_over and not done.wait(_WAIT_S):
             pass
+        if failed:
+            raise failed[0]
         return ended[0]
 
     def recheck(self) -> None:

@@ -16,7 +16,7 @@ from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.connecting import ReplicaClient
 from pushrep.replicate.errors import Refusal
 from pushrep.replicate.replay_recordings import remove_files
-from pushrep.replicate.replay_server import ReplayServer
+from pushrep.replicate.replay_server import ReplayServer, ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
@@ -172,6 +172,47 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
     assert refused.value.code is ErrorCode.TRUNCATED
     assert client.purge("orders-0", 95) > 50
     assert len(node.replay_server.counters().sessions) == 0
+
+
+@pytest.fixture
+def fails_at(monkeypatch):
+    """A fault of the program: events of these classes can't be handled by a session."""
+
+    def fails(*classes):
+        handle = ServedSession.handle
+
+        def handled(served, event):
+            assert not isinstance(event, classes), "a fault"
+            return handle(served, event)
+
+        monkeypatch.setattr(ServedSession, "handle", handled)
+
+    return fails
+
+
+def test_a_fault_of_a_session_is_answered_to_whoever_cuts_its_log_and_holds_up_nobody(node, leader, client, fails_at):
+    leader.stop()
+    running = client.replay(ReplayRequest("orders-0"))
+    fails_at(e.Truncated, e.Stop)
+    with pytest.raises(ReplayRefused) as told:
+        client.truncate("orders-0", 49)
+    assert told.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    with pytest.raises(AssertionError, match="a fault"):
+        node.stop_replay(running.session_id, "somebody")
+    assert [one.stable_offset for one in client.recordings()] == [100], "the sessions were not told, and it was cut"
+
+
+def test_a_deletion_goes_on_after_a_fault_of_a_session(world, leader, client, fails_at):
+    """It is marked as deleted by then: nobody can ask for it again."""
+    leader.stop()
+    running = client.replay(ReplayRequest("orders-0"))
+    take(running, 100)
+    fails_at(e.Deleted)
+    with pytest.raises(ReplayRefused) as told:
+        client.delete("orders-0", force=True)
+    assert told.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert client.recordings() == []
+    assert not (world.root / "node" / str(leader.outbox) / "orders-0").exists(), "its files stay until the next start"
 
 
 def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(client, leader, connections):

@@ -16,6 +16,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import NodeAccess, ReplayRefused
 from pushrep.replay.catalogue import CopyOrigin
+from pushrep.replicate.copying import RecordingCopies
 from pushrep.wire.error_codes import ErrorCode
 from tests.crash.test_failover_kill import Proxy
 from tests.integration.replay.conftest import open_log, until
@@ -65,6 +66,26 @@ def test_a_stopped_recording_is_copied_as_it_is_and_again_from_where_the_copy_en
         target.copies.replicate(origin, into=7)
     with pytest.raises(ReplayRefused, match="no recording 9"):
         target.copies.replicate(CopyOrigin(str(node.address), 9))
+
+
+def test_a_recording_that_is_deleted_here_at_this_moment_is_in_use(node, leader, target):
+    """The log is found, and then marked as deleted before its id is looked up."""
+    leader.stop()
+    origin = CopyOrigin(str(node.address), 1)
+    copied(target, origin)
+    server = target.replay_server
+    to_delete = [1]
+
+    def deletes_first(call):
+        while to_delete:
+            server.on_worker(lambda: server.recordings.deleted(server.recordings.find(to_delete.pop())))
+        return server.on_worker(call)
+
+    with (
+        RecordingCopies(server.recordings, deletes_first, lambda: IMPATIENT) as copies,
+        pytest.raises(ReplayRefused, match="is being deleted here: ask again"),
+    ):
+        copies.replicate(origin)
 
 
 def test_until_an_offset_no_batch_goes_above_it_and_the_next_call_goes_on(node, leader, target):
