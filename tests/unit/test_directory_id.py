@@ -348,6 +348,21 @@ def test_moved_is_heard_after_an_opening_too(home, tmp_path):
         assert moved(tmp_path / "copy of the copy") == (between if still_there == home else original)
 
 
+def test_another_copy_beside_it_is_not_the_original(home, tmp_path):
+    append(home, b"one")
+    original, _ = look(home)
+    for name in ("there", "a backup"):
+        cp(home, tmp_path / name)
+    shutil.rmtree(home)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    assert moved(tmp_path / "there") == original
+    assert look(tmp_path / "there") == (original, CopyVerdict.ORIGINAL)
+    assert look(tmp_path / "a backup") == (original, CopyVerdict.COPY)
+    with pytest.raises(CommandRefused, match=f"a copy of {tmp_path / 'there'}, which is still there"):
+        moved(tmp_path / "a backup")
+
+
 def test_moved_refuses_what_is_no_directory_of_an_outbox(tmp_path):
     with pytest.raises(CommandRefused, match="there is no such directory"):
         moved(tmp_path / "none")
