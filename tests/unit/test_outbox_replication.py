@@ -296,6 +296,17 @@ def test_records_that_wait_go_on_waiting_under_the_next_grant_or_are_told_that_t
     assert isinstance(outbox.why_not_leading(), NotEnoughReplicas)
 
 
+def test_a_change_that_too_few_members_took_leaves_it_to_lead_again_once_enough_answer(opened, world):
+    outbox = opened()
+    outbox.watch([])
+    before = outbox.grant
+    world.troubles.append(TOO_FEW)
+    with pytest.raises(TooFewMembers):
+        outbox.change_members(renewal)
+    until(lambda: outbox.grant is not None, "it leads again")
+    assert outbox.grant.epoch > before.epoch
+
+
 @pytest.mark.parametrize(
     "trouble", [TOO_FEW, OSError("full"), LogPoisoned(Path("orders-0"), OSError())], ids=["members", "disk", "log"]
 )

@@ -1,12 +1,17 @@
 """What an outbox's status tells of its facts: the problem, its subject, what it blocks, since when, and a command."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pushrep import Outbox
+from pushrep.election.errors import NotLeader
+from pushrep.election.grants import Member
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log.disk import DiskLevel
@@ -29,6 +34,8 @@ from pushrep.outbox.status import (
     TableRows,
     WorkersStatus,
     closed_status,
+    leading_state,
+    status_of,
 )
 from pushrep.status import Leads
 
@@ -149,6 +156,115 @@ def test_what_a_member_is_told_of_and_how_far_a_topic_is_behind():
         shipped={"kafka:a": 4, "kafka:ahead": 11},
     )  # fmt: skip
     assert part.unshipped == {"kafka:a": 5, "kafka:ahead": 0}
+
+
+# -- the facts of an open outbox ---------------------------------------------------------------------------------------
+
+
+def of_partition(led=None, failure=None):
+    return SimpleNamespace(led=led, failure=failure)
+
+
+def leads(resigned=None, **sessions):
+    """A partition that is led, with these sessions by member."""
+    leader = SimpleNamespace(in_sync={0, 2}, may_append_all=True, held_by=lambda _: 0)
+    leader.sessions = {int(index[1:]): one for index, one in sessions.items()}
+    return SimpleNamespace(resigned=resigned, lock=threading.Lock(), leader=leader)
+
+
+RESIGNED = NotLeader(1, 300, "member 1 leads")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected"),
+    [
+        (None, (LeadingState.ALONE, None)),
+        ([of_partition(leads()), of_partition(leads())], (LeadingState.LEADING, None)),
+        ([of_partition(leads()), of_partition()], (LeadingState.LOOKING, None)),
+        ([of_partition(leads()), of_partition(leads(RESIGNED))], (LeadingState.RESIGNED, "member 1 leads")),
+        ([of_partition(leads(), RESIGNED), of_partition()], (LeadingState.RESIGNED, "member 1 leads")),
+        ([of_partition(failure=OSError("the disk")), of_partition(leads())], (LeadingState.FAILED, "the disk")),
+    ],
+)
+def test_the_first_partition_that_is_not_led_says_the_state_of_an_outbox_and_why(partitions, expected):
+    appenders = None if partitions is None else dict(enumerate(partitions))
+    replication = None if appenders is None else SimpleNamespace(appenders=appenders)
+    assert leading_state(SimpleNamespace(replication=replication)) == expected
+
+
+class Waits:
+    """An appender whose oldest batch has waited since then."""
+
+    def __init__(self, appender, since_s):
+        self.appender, self.since_s = appender, since_s
+
+    def __getattr__(self, name):
+        return getattr(self.appender, name)
+
+    def waits_since_s(self):
+        return None if self.since_s is None else (self.since_s, "the disk")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """Of an open outbox of three partitions, whose linger time is 7 ms."""
+    place, config = tmp_path_factory.mktemp("outbox"), OutboxConfig(linger_ms=7)
+    with Outbox.open(place, "orders", 3, "billing", config=config) as outbox:
+        yield outbox.facts
+
+
+def test_a_batch_is_late_once_it_has_waited_for_longer_than_a_pause_and_its_linger_time(facts, monkeypatch):
+    limit_ms = PAUSE_MS + 7
+    monkeypatch.setattr("pushrep.outbox.status.perf_counter", lambda: 1_000.0)
+    ages_ms = (None, limit_ms - 1, limit_ms)
+    sinces_s = [None if age_ms is None else 1_000 - (age_ms + 0.5) / 1_000 for age_ms in ages_ms]
+    waiting = [Waits(*given) for given in zip(facts.appenders, sinces_s, strict=True)]
+    before_ms = time.time_ns() // 1_000_000
+    (late,) = status_of(facts._replace(appenders=waiting)).late
+    assert (late.partition, late.waits_for) == (2, "the disk")
+    assert before_ms <= late.since_ms + limit_ms <= time.time_ns() // 1_000_000
+
+
+def test_each_member_is_told_with_what_is_known_of_it(facts):
+    gone = SimpleNamespace(is_live=False, reason=PushSessionEndReason.LOG_DIVERGED)
+    live = SimpleNamespace(is_live=True, reason=None)
+    led = {0: leads(r1=gone, r2=live), 1: leads(r1=live, r2=live), 2: leads(r2=gone)}
+    lags = {1: ReplicaLag(records=5), 2: ReplicaLag()}
+    replication = SimpleNamespace(
+        grant=None, kept_grant=None, needs_all=False, leading=None, learners={3: "d:1", 4: "e:1"},
+        left_learners={4: T_MS}, is_silent=lambda index: index in {0, 1, 4}, lag_by_index=lambda: lags,
+        members=(Member(0, "a:1"), Member(1, "b:1"), Member(2, "c:1")),
+        appenders={number: of_partition(one) for number, one in led.items()},
+    )  # fmt: skip
+    for one in replication.appenders.values():
+        one.refused_ms, one.acknowledges = lambda *_: None, lambda *_: True
+    with_members = facts._replace(replication=replication)
+
+    def shown():
+        return {one.index: one for one in status_of(with_members, ()).members}
+
+    found = shown()
+    assert [one.address for one in found.values()] == ["a:1", "b:1", "c:1", "d:1", "e:1"]
+    assert [one.is_leader for one in found.values()] == [True, False, False, False, False]
+    assert [one.is_joining for one in found.values()] == [False, False, False, True, True]
+    assert [one.is_left for one in found.values()] == [False, False, False, False, True]
+    assert [one.is_silent for one in found.values()] == [False, True, False, False, True], "the leader answers itself"
+    assert [one.sessions for one in found.values()] == [0, 1, 2, 0, 0]
+    assert [one.last_end_reason for one in found.values()] == [None, "LOG_DIVERGED", "LOG_DIVERGED", None, None]
+    assert [one.lag for one in found.values()] == [None, lags[1], lags[2], None, None]
+    assert [one.trouble is None for one in found.values()] == [True, True, True, True, False]
+    assert [one.trouble_since_ms for one in found.values()] == [None, None, None, None, T_MS]
+    replication.leading = SimpleNamespace(
+        troubles=lambda: {1: "b:1: it refuses", 4: "e:1: no answer"}, troubled_since_ms={1: T_MS + 1, 4: T_MS + 2},
+        manager=SimpleNamespace(
+            requests={}, memory=SimpleNamespace(used_bytes=0, limit_bytes=0, evicted_bytes=0), session_ends={},
+            connections_lost={}, not_caught_up={}, refusals={},
+        ),
+    )  # fmt: skip
+    found = shown()
+    assert (found[1].trouble, found[1].trouble_since_ms) == ("it refuses", T_MS + 1)
+    assert (found[2].trouble, found[2].trouble_since_ms) == (None, None)
+    assert found[4].trouble_since_ms == T_MS, "nobody goes on with it, whatever else it has"
 
 
 # -- destinations ------------------------------------------------------------------------------------------------------
