@@ -180,9 +180,9 @@ def test_an_answer_that_counts_for_nothing_is_nothing_to_fetch(tmp_path):
     rival = forced(2, 514, 6)
     own = forced(1, 513, 7)
     voters = Voters(tmp_path, log(10), answer(2, log(12), grant=rival, generation=rival.generation), grant=own)
-    granted = force(voters)
-    assert granted.unreached == (0, 2)
-    assert granted.grant.generation > max(rival.generation, own.generation)
+    grant = force(voters).grant
+    assert grant.accepted_loss.startswith("members [0, 2]; "), "the rival's records are not asked for"
+    assert grant.generation > max(rival.generation, own.generation)
 
 
 def test_a_newer_grant_that_an_answer_to_the_own_one_shows_is_followed(tmp_path):
