@@ -162,8 +162,6 @@ class _AddressType(click.ParamType[Address]):
     name = "host:port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        if isinstance(value, Address):
-            return value
         try:
             return Address.parse(value)
         except BadArgument as error:

@@ -106,7 +106,8 @@ class ShippingRecovery:
         return self._refreshing is not None and not self._refreshing.done()
 
     def succeeded(self, partition: int) -> None:
-        """Reset this Kafka partition's count of failures."""
+        """Reset this Kafka partition's count of failures; brokers answer again, if they did not."""
+        self._state.set_trouble(None)  # of a refresh that failed, and is not made again
         if self._failures.pop(partition, None):
             self._state.set_trouble(None, partition)
 

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ from pushrep.kafka.answers import Code
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import RefusedByTopic
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
-from pushrep.outbox import DeliveryFailed
+from pushrep.outbox import DeliveryFailed, OutboxClosed
 from pushrep.outbox import status as outbox_status
 from pushrep.outbox.configured import outbox_settings
 from pushrep.replicate.certificates import mutual_tls
@@ -152,6 +153,17 @@ def test_an_address_in_use_and_a_closed_outbox_are_said(tmp_path):
         assert b"pushrep_outbox_state{" in get(f"{server.url}/metrics")[1]
     with pytest.raises(urllib.error.URLError):
         get(f"{server.url}/livez")
+
+
+def test_an_outbox_that_is_being_closed_is_not_ready_and_says_why():
+    def closed():
+        raise OutboxClosed(Path("orders"))
+
+    with HealthServer(PORT_0, closed) as server:
+        status, words, answer = ready(server.url)
+        assert (status, words) == (503, ["not_answering"])
+        assert answer["problems"][0]["why"] == str(OutboxClosed(Path("orders")))
+        assert get(f"{server.url}/leader")[0] == 503
 
 
 class BadLogs(RealFilesystem):

@@ -231,6 +231,9 @@ def _holes(fs: Filesystem, directory: Path) -> None:
         file.truncate(HOLE_BYTES_MAX + (1 << 20))
     _refused("a file that is mostly hole", lambda: fs.open(directory / "f", writable=False), errno.EFBIG)
     with closing(fs.open(directory / "f")) as file:
+        file.write_at(b"x", HOLE_BYTES_MAX + (1 << 20))
+    _refused("a file with a hole in its middle", lambda: fs.open(directory / "f", writable=False), errno.EFBIG)
+    with closing(fs.open(directory / "f")) as file:
         file.truncate(1)
     fs.open(directory / "f", writable=False).close()
     fs.remove(directory / "f")

@@ -396,6 +396,11 @@ def test_of_a_torn_tail_the_whole_batches_come_back(run, log):
     (report,) = json_lines(out)
     assert (code, report["start_offset"], report["end_offset"]) == (0, 3, 6)
     assert "the file ends inside the batch" in report["stopped"]
+    with SegmentLog.open(log, CONFIG) as opened:
+        opened.truncate_to(3, force=True, keep=False)
+    code, out, _ = run("restore", log.parent, log.name, tail)
+    rest = "  the rest of the file was not used: byte 106, offset 6: 105 bytes of 106: the file ends inside the batch"
+    assert (code, out.splitlines()[1]) == (0, rest)
     assert run("verify", log.parent, log.name)[0] == 0
 
 
@@ -412,3 +417,18 @@ def test_a_log_is_named_by_its_directory_and_name_and_a_refusal_says_how(run, lo
     code, _, err = run("dump", log.parent)
     assert code == 2
     assert "orders-0 say" in err
+
+
+def test_a_repair_of_a_whole_log_says_that_it_changed_nothing(run, log):
+    for option, would in (("--dry-run", "would be"), ("--cut=orders-0", "was")):
+        code, out, _ = run("repair", log.parent, log.name, option)
+        assert (code, out.splitlines()[0]) == (0, f"orders-0: nothing {would} changed"), out
+
+
+def test_a_torn_tail_is_told_and_is_no_damage(run, log):
+    (log.parent / ".pushrep_cleanshutdown").unlink()
+    last = log / "00000000000000000018.log"
+    last.write_bytes(last.read_bytes() + b"torn")
+    code, out, _ = run("verify", log.parent, log.name)
+    torn = f"  torn tail, above the last flush; the next open cuts it off: {last.name} byte 106 offset 21: "
+    assert (code, torn in out) == (0, True), out

@@ -157,6 +157,7 @@ REFUSED = [
     (["--from", "25", "--sink", "./nowhere"], "can't be read"),
     *((["--from", "25", "--sink", f"{kind}://bucket/orders"], f"{kind} is no file system") for kind in ("s3a", "gs")),
     (["--from", "25", "--sink", "./t", "--format", "json"], "json is neither parquet nor orc"),
+    (["--from", "25", "--sink", "./t", "--conf", "spark.jars"], "--conf spark.jars: give NAME=VALUE"),
     (["--from", "25", "--sink", "orders"], "exchanges whole batches only"),
     (["--from", "25", "--sink", "mysql://x/y"], "mysql"),
     (["--from", "25", "--sink", "postgresql://127.0.0.1:1/x", "--table", "orders"], "127.0.0.1"),

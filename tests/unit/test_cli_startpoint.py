@@ -15,6 +15,7 @@ from pushrep.cli.startpoint_options import parse_place, place_text
 from pushrep.log import SegmentLog
 from pushrep.replay import ReplayClient
 from pushrep.startpoints import Startpoint, StartpointFailed, StartpointStore
+from tests.support.simulated_disk import SimulatedClock
 
 T0 = int(datetime(2013, 7, 4, 12, tzinfo=UTC).timestamp() * 1000)
 RECORDS = 60
@@ -297,13 +298,50 @@ def test_export_speaks_as_sparks_sources_do(run, out, store):
     [
         ([("orders-0", "30"), ("orders-1", "2013-07-04T12:50")], "can't mix"),
         ([("orders-0", "-7")], "needs a checkpoint"),
+        ([("orders", "2013-07-04T12:50", "earliest")], "these startpoints have --out-of-range earliest"),
+        (
+            [("orders-0", "2013-07-04T12:50", "error"), ("orders-1", "2013-07-04T12:50", "latest")],
+            "these startpoints have --out-of-range error, latest",
+        ),
     ],
 )
 def test_export_refuses_what_spark_can_not_say(run, out, writes, told):
-    for topic, place in writes:
-        set_(run, out, "--to", place, "--unchecked", topic=topic)
+    for topic, place, *policy in writes:
+        set_(run, out, "--to", place, "--unchecked", *(f"--out-of-range={one}" for one in policy), topic=topic)
     code, _, said = run("export", out, "orders", "--consumer", "billing")
     assert (code, told in said) == (1, True), said
+
+
+@pytest.mark.parametrize(("place", "offset"), [("earliest", -2), ("bootstrap", -2), ("latest", -1)])
+def test_export_says_an_end_of_the_log_in_kafkas_numbers(run, out, place, offset):
+    set_(run, out, "--to", place, topic="orders-0")
+    default = "earliest" if offset == -1 else "latest"
+    other = {"earliest": -2, "latest": -1}[default]
+    assert exported(run, out, "--default", default)["startingOffsets"]["orders"] == {"0": offset, "1": other}
+
+
+def test_export_counts_a_time_ago_from_when_it_was_set(run, out, store):
+    set_(run, out, "--to", "-90s", "--unchecked", "--out-of-range", "latest")
+    (state, _) = (store.read("billing", "orders", n) for n in range(2))
+    at_ms = state.written.created_ms - 90_000
+    assert exported(run, out) == {
+        "startingOffsetsByTimestamp": {"orders": {"0": at_ms, "1": at_ms}},
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+
+
+def test_export_refuses_one_that_failed(run, out):
+    set_(run, out, "--to", "61", "--unchecked", topic="orders-1")
+    with ReplayClient(out).subscribe("orders", consumer="billing") as consumer, pytest.raises(StartpointFailed):
+        consumer.poll()
+    code, _, said = run("export", out, "orders", "--consumer", "billing")
+    assert (code, "startpoint 1 failed at orders-1: " in said, "cancel it first" in said) == (1, True, True), said
+
+
+def test_history_tells_what_expired(run, out):
+    set_(run, out, "--to", "7", "--ttl", "90s")
+    StartpointStore.open(out / "startpoints", clock=SimulatedClock(wall_ms=4_000_000_000_000)).sweep()
+    assert run("history", out)[1].splitlines()[-1].endswith(" 1 expired")
 
 
 def test_export_refuses_an_unknown_topic(run, out):

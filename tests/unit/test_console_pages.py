@@ -1,14 +1,22 @@
 """What the console's pages compute from readings: the lines of charts, and the commands for a place."""
 
+import threading
+
 import pytest
 
 pytest.importorskip("starlette")
 
 import click
+import httpx2
 
-from pushrep.console import pages
+from filtering import StreamMetadata
+from pushrep.cli import main
+from pushrep.cli.record_rows import time_text
+from pushrep.console import command, pages
 from pushrep.console.records import RECORDS_A_PAGE, AskedRecords, records_page
+from pushrep.console.web import environment
 from pushrep.log import SegmentLog
+from pushrep.outbox import Outbox
 
 
 @pytest.mark.parametrize(
@@ -97,3 +105,55 @@ def test_a_page_outside_of_the_log_is_refused(tmp_path, start):
         log.delete_records(5)
     with pytest.raises(click.ClickException, match=r"the log holds the offsets \[5, 60\)"):
         records_page(tmp_path, "t", AskedRecords(start=start))
+
+
+def test_a_record_shows_its_source_from_its_key_or_its_header(tmp_path):
+    for carrier in ("key", "header"):
+        with Outbox.open(tmp_path / carrier, "t", 1, "shop", carrier=carrier) as outbox:
+            outbox.append(0, b"a", metadata=StreamMetadata(7, 0, 5)).result()
+            outbox.append(0, b"b").result()
+        shown = records_page(tmp_path / carrier, "t", AskedRecords(payloads=True)).records
+        assert shown[0].metadata == StreamMetadata(7, 0, 5)
+        assert (shown[0].payload.key, shown[0].payload.headers) == ("" if carrier == "key" else "null", ())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 seconds"), (48, "48 seconds"), (720, "12 minutes"), (3500 - 1, "58 minutes"), (3500, "hour")],
+)
+def test_the_time_of_a_chart_is_told_in_words(seconds, words):
+    assert environment().from_string("{{ seconds | span }}").render(seconds=seconds) == words
+
+
+@pytest.mark.parametrize(("time_ms", "words"), [(1, "1970-01-01 00:00:00.001"), (1 << 62, str(1 << 62))])
+def test_a_time_beyond_the_calendar_is_told_as_its_number(time_ms, words):
+    assert time_text(time_ms) == words
+
+
+def test_the_command_says_where_it_listens_and_shows_what_is_here(tmp_path, monkeypatch, capsys):
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop"):
+        pass
+    fetched = []
+
+    class Once(threading.Event):
+        def wait(self, timeout=None):
+            said = capsys.readouterr()
+            url = said.out.removeprefix("listening on ").strip()
+            password = (tmp_path / "password").read_text().strip()
+            with httpx2.Client(auth=("any", password)) as client:
+                fetched.append((client.get(url).text, said.err))
+            return True
+
+    monkeypatch.setattr(command, "stopped_by_signal", Once)
+    monkeypatch.chdir(tmp_path)
+    for said in (["password has the console's password; any name goes with it\n"], []):
+        assert main.run(["console", "--listen", "127.0.0.1:0", "--password-file", "password"]) == 0
+        page, errors = fetched.pop()
+        assert "orders of shop" in page, "without an argument it shows the working directory"
+        assert errors == "".join(said), "a password is told of when it is new"
+
+
+def test_a_certificate_goes_with_its_key(capsys, monkeypatch):
+    monkeypatch.setattr(command, "stopped_by_signal", lambda: pytest.fail("it listens"))
+    assert main.run(["console", "--listen-cert", "web.pem"]) == 2
+    assert "give both --listen-cert and --listen-key, or neither" in capsys.readouterr().err

@@ -174,3 +174,24 @@ def test_what_is_asked_before_the_same_bytes_are_sent_again(monkeypatch, reactio
     shipped.told.clear()
     asyncio.run(looking.recover(pipeline))
     assert [one for one in shipped.told if one[0] == 0] == [], "it was answered meanwhile"
+
+
+def test_brokers_that_could_not_be_asked_who_leads_are_no_trouble_once_they_take_records(monkeypatch):
+    """The bytes are sent again all the same, and once they are acknowledged nobody asks a second time."""
+    shipped = Waiting()
+
+    class Leaders:
+        destination = None
+
+        async def refresh(self):
+            raise KafkaUnreachable("no broker answers")
+
+    monkeypatch.setattr(recovery, "backoff_of", lambda _: Backoff(0, 0))
+    looking = ShippingRecovery(None, FACTS, Leaders(), shipped, None, SYSTEM_CLOCK, lambda _: None)
+    pipeline = SimpleNamespace(
+        partition=0, verdict=lambda: (SimpleNamespace(answer="moved"), AnswerReaction.REFRESH), reopen=lambda: None
+    )
+    asyncio.run(looking.recover(pipeline))
+    assert shipped.told == [(None, "Kafka can't be reached: no broker answers")]
+    looking.succeeded(0)
+    assert (None, None) in shipped.told

@@ -96,6 +96,9 @@ def test_a_destination_keeps_what_it_lacks_until_it_is_dropped(tmp_path):
         outbox = open_outbox(tmp_path) if is_open else None
         (found, _) = purge(tmp_path, "--before", "2100-01-01")
         assert (found["kept_by"], found["needed_from"]) == ("kafka:topic-1", 7)
+        words = ["log", "purge", str(tmp_path), "--before", "2100-01-01", "--dry-run"]
+        (told, _) = CliRunner().invoke(cli, words, catch_exceptions=False).output.splitlines()
+        assert told.endswith("; kafka:topic-1 needs the old records from offset 7 on")
         assert start_of(tmp_path) <= 7
         if outbox is not None:
             outbox.close()

@@ -172,3 +172,17 @@ def test_log_append_time_is_the_time_of_every_record():
 def test_columns_of_different_length_are_refused(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         encode_batch(**arguments)
+
+
+def test_log_append_time_is_the_time_of_every_record_of_columns():
+    """Of so many that numpy reads them."""
+    values = [b"a" * (n % 3) for n in range(100)]
+    batch = encode_batch(values, timestamps_ms=list(range(100)))
+    header = batch.header._replace(attributes=8, max_timestamp_ms=77)
+    assert [*RecordBatch(batch.data).columns().timestamps_ms] == list(range(100))
+    assert [*RecordBatch(header.pack() + bytes(batch.data[HEADER_BYTES:])).columns().timestamps_ms] == [77] * 100
+
+
+def test_a_batch_is_shown_by_its_offsets():
+    batch = encode_batch([b"a", b"b"], timestamps_ms=1)
+    assert repr(batch) == f"RecordBatch([0, 2), 2 records, {len(batch.data)} bytes)"
