@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -238,7 +238,7 @@ class TableRelay(FirstErrorRaised):
         if state.system_id != system_id:
             why = f"the relay's state was made in database {state.system_id}, and this is {system_id}"
             raise DatabaseMoved(self.topic, why, place)
-        self.outbox.flush()  # what an earlier try appended is in the logs, or never will be
+        self._wait_for(self.outbox.flush)  # what an earlier try appended is in the logs, or never will be
         ends: Mapping[int, int] = {} if known is None else known.batch.ends
         found = {n: log_state(log, ends.get(n, 0)) for n, log in logs.items()}
         verdict = judge(state.batch, found, notes.closed)
@@ -369,7 +369,7 @@ class TableRelay(FirstErrorRaised):
                 if not chunks:
                     del waiting[partition]
             for receipt in receipts:
-                self._wait_for(receipt)
+                self._wait_for(receipt.result)
 
     def _append_chunk(self, batch: BatchState, partition: int, rows: Page) -> Receipt:
         if partition not in range(self.outbox.identity.partitions):
@@ -386,10 +386,11 @@ class TableRelay(FirstErrorRaised):
                 if self._stop.is_set():
                     raise _Stopping from None
 
-    def _wait_for(self, receipt: Receipt) -> None:
+    def _wait_for(self, answer: Callable[[float], object]) -> None:
+        """Call with how long it may take until it has answered. Raises what it raises."""
         while True:
             try:
-                receipt.result(timeout=_RECEIPT_S)
+                answer(_RECEIPT_S)
             except ReceiptTimeout:
                 self._wait_on()
             else:
@@ -409,7 +410,7 @@ class TableRelay(FirstErrorRaised):
 
     def _wait_until_safe(self, logs: Mapping[int, SegmentLog]) -> dict[int, int]:
         """Until all that was appended is on disk and acknowledged; returns the logs' ends. Raises what failed."""
-        self.outbox.flush()
+        self._wait_for(self.outbox.flush)
         ends = {n: log.log_end_offset for n, log in logs.items()}
         replication = self.outbox.facts.replication
         while replication is not None and replication.needs_all:

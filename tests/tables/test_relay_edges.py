@@ -202,6 +202,17 @@ def test_a_disk_that_answers_nothing_is_told_and_keeps_no_relay_from_ending(engi
             assert relay.status().trouble is None, "an append that is there again ends it"
 
 
+def test_a_relay_that_begins_on_a_disk_that_answers_nothing_says_so_and_ends(dsn, orders, tmp_path, monkeypatch):
+    """What others appended before has to be on disk first."""
+    monkeypatch.setattr("pushrep.tables.relay._RECEIPT_S", 0.001)
+    disk = GatedLogs()
+    with open_outbox(tmp_path / "outbox", filesystem=disk) as outbox, disk.hanging():
+        outbox.append(0, b"before it")
+        with relaying(outbox, dsn) as (relay, thread):
+            wait_until(lambda: relay.status().trouble is not None, thread)
+            assert "has not acknowledged what was appended" in relay.status().trouble
+
+
 def test_a_full_buffer_keeps_no_relay_from_ending(engine, dsn, orders, tmp_path, appends):
     disk = GatedLogs()
     config = OutboxConfig(buffer_bytes=1 << 20, block_ms=0)
