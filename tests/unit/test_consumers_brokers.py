@@ -19,7 +19,7 @@ from filtering.consumers import confluent as of_confluent
 from filtering.consumers.commits import CommitFailed
 from filtering.consumers.startpoints import RefusedStartpoint, StartTarget
 from filtering.errors import BadFilterSetting, CorruptMarks, MissingRight
-from tests.unit.simulated_brokers import COMMIT, COMMITTED, HEARTBEAT, SimulatedBrokers
+from tests.unit.simulated_brokers import COMMIT, COMMITTED, FETCH, HEARTBEAT, SimulatedBrokers
 
 GROUP, PID, WAIT_S = "billing", 7, 20
 ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCING = 22, 25, 27
@@ -513,6 +513,67 @@ def test_confluent_partitions_that_are_assigned_by_hand_come_with_their_marks(br
             if more:
                 fill(brokers, 1, more)
     assert list(brokers.groups[GROUP].committed) == [("orders", 1)]
+
+
+def test_confluent_what_is_assigned_by_hand_instead_begins_at_its_committed_position_with_its_marks(brokers):
+    fill(brokers, 0, range(3))
+    fill(brokers, 1, range(3))
+    settings = {"bootstrap.servers": brokers.servers, "group.id": GROUP, "auto.offset.reset": "earliest"}
+    one, two = (TopicPartition("orders", number) for number in (0, 1))
+    with of_confluent.ReplayFilteredConsumer(settings) as consumer:
+        consumer.assign([one])
+        assert [consumer.poll(WAIT_S).value() for _ in range(3)] == [b"0", b"1", b"2"]
+        consumer.assign([two])
+        with pytest.raises(BadFilterSetting):
+            consumer.position([one])
+        assert consumer.poll(WAIT_S).partition() == 1
+        consumer.commit()
+        assert list(brokers.groups[GROUP].committed) == [("orders", 1)], "the other one was not committed in time"
+        consumer.assign([one])
+        assert [consumer.poll(WAIT_S).value() for _ in range(3)] == [b"0", b"1", b"2"], "it comes again, and no replays"
+
+
+def test_confluent_a_poll_that_meets_replays_only_ends_at_its_time(brokers):
+    fill(brokers, 0, range(3))
+    consumer = Confluent(brokers)
+    assert read(consumer, 3) == numbers(0, 0, 1, 2)
+    fill(brokers, 0, [0] * 200)
+    end, until_s = brokers.topic[0].end, time.monotonic() + WAIT_S
+    while consumer.position(0) < end and time.monotonic() < until_s:
+        at = consumer.position(0)
+        assert consumer.inside.poll(0) is None
+        assert consumer.position(0) - at <= 1, "without time it looks at one record"
+    assert consumer.position(0) == end
+    consumer.close()
+
+
+@pytest.mark.parametrize("way", ["poll", "consume"])
+def test_confluent_a_topic_that_may_not_be_read_is_named(brokers, way):
+    consumer = Confluent(brokers, way)
+    brokers.faults[FETCH] += [NO_TOPIC_RIGHT] * 3
+    fill(brokers, 0, range(2))
+    with pytest.raises(MissingRight, match="READ on topic 'orders'"):
+        read(consumer, 3)
+    consumer.close()
+
+
+def test_aiokafka_records_come_one_after_the_other_in_a_loop_and_from_the_end_where_nothing_is_committed(brokers):
+    fill(brokers, 0, range(2))
+
+    async def read():
+        given = {"bootstrap_servers": brokers.servers, "fetch_max_wait_ms": 20, "retry_backoff_ms": 20}
+        async with of_aiokafka.ReplayFilteredConsumer("orders", group_id=GROUP, **given) as consumer:
+            assert await consumer.getmany(timeout_ms=100) == {}, "auto_offset_reset is latest"
+            fill(brokers, 0, range(2, 5))
+            found = []
+            async for record in consumer:
+                found.append(int(record.value))
+                if len(found) == 3:
+                    break
+            await consumer.seek(aiokafka.TopicPartition("orders", 0), 0)
+            return found, [int((await consumer.getone()).value) for _ in range(5)]
+
+    assert asyncio.run(asyncio.wait_for(read(), WAIT_S)) == ([2, 3, 4], [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("read", ["poll", "consume"])
