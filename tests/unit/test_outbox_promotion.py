@@ -90,14 +90,17 @@ def force(voters, **changes):
 STORED = ["store", "give up", "offer"]
 
 
-def test_who_is_left_alone_leads_in_a_generation_and_under_a_pid_of_its_own_and_says_what_may_be_lost(tmp_path):
+def test_who_is_left_alone_leads_in_a_generation_and_under_a_pid_of_its_own_and_says_what_may_be_lost(
+    tmp_path, monkeypatch
+):
     voters = Voters(tmp_path, log(10))
+    monkeypatch.setattr("pushrep.outbox.promotion.secrets.randbelow", lambda _: 0)
     granted = force(voters, heard={2: Heard(T_MS + 1_000, {0: 9})})
     grant = granted.grant
     assert voters.done == STORED
     assert voters.state_store.kept.grant == grant
     assert (grant.leader, grant.generation > 0, grant.epoch) == (1, True, 257)
-    assert 5 < grant.pid_epoch <= 5 + (1 << 24)
+    assert grant.pid_epoch == 6
     assert [one.directory_id for one in grant.members] == [None, UUID(int=11), None], "the others' may be other ones"
     assert (grant.previous_members, grant.min_insync_replicas) == ((grant.members[1],), 2)
     assert (granted.unreached, granted.damaged, granted.is_read) == ((0, 2), ("damaged.log",), False)
@@ -160,6 +163,9 @@ def test_what_others_have_more_is_fetched_before_they_set_it_aside(tmp_path):
     with pytest.raises(LogNotFit, match="it agrees with member 2 only up to 9: promote that one"):
         force(voters, catch_up=True)
     assert voters.done == []
+    voters.own_log = log(10, high_watermark=9)
+    force(voters, catch_up=True)
+    assert voters.done == [Fetch(0, 2, 9, EpochEnd(300, 12)), *STORED]
 
 
 def test_records_without_a_grant_are_kept_aside_once_another_has_led_since(tmp_path):
@@ -177,8 +183,7 @@ def test_an_answer_that_counts_for_nothing_is_nothing_to_fetch(tmp_path):
     voters = Voters(tmp_path, log(10), answer(2, log(12), is_unfilled=True))
     force(voters, catch_up=True)
     assert voters.done == STORED
-    rival = forced(2, 514, 6)
-    own = forced(1, 513, 7)
+    rival, own = forced(2, 514, 7), forced(1, 513, 6)
     voters = Voters(tmp_path, log(10), answer(2, log(12), grant=rival, generation=rival.generation), grant=own)
     grant = force(voters).grant
     assert grant.accepted_loss.startswith("members [0, 2]; "), "the rival's records are not asked for"
@@ -229,15 +234,20 @@ def test_which_change_of_the_list_may_be_asked_for(tmp_path, lost, new, expected
 
 
 def test_what_an_earlier_try_has_done_is_not_asked_for_again(tmp_path):
-    change = ListChange(frozenset({2}), ["d:1"])
+    change = ListChange(frozenset({2}), ["d:1", "e:1"])
     voters = Voters(tmp_path, log(10))
-    grant = force(voters, change=change).grant
-    assert voters.done == ["look at ['d:1']", *STORED]
-    assert [(one.index, one.address) for one in grant.members] == [(0, "m0:1"), (1, "m1:1"), (3, "d:1")]
-    again = list_change(voters, frozenset({2}), ["d:1", "e:1"])
-    assert (again.lost, list(again.new)) == (frozenset(), ["e:1"])
-    with pytest.raises(CommandRefused, match="there is no member 4"):
-        list_change(voters, frozenset({2, 4}), [])
+    granted = force(voters, change=change)
+    grant = granted.grant
+    assert voters.done == ["look at ['d:1', 'e:1']", *STORED]
+    assert [(one.index, one.address) for one in grant.members] == [(0, "m0:1"), (1, "m1:1"), (3, "d:1"), (4, "e:1")]
+    assert granted.unreached == (0,), "member 2 is lost"
+    again = list_change(voters, frozenset({2}), ["d:1", "f:1"])
+    assert (again.lost, list(again.new)) == (frozenset(), ["f:1"])
+    with pytest.raises(CommandRefused, match="there is no member 5"):
+        list_change(voters, frozenset({2, 5}), [])
+    settled = replace(GRANT.renewed(257, 1), members=GRANT.members[:2], next_index=3)
+    with pytest.raises(CommandRefused, match="there is no member 2"):
+        list_change(Voters(tmp_path, log(10), grant=settled), frozenset({2}), [])
     by_another = Voters(tmp_path, log(10), grant=forced(0, 512, 5, members=grant.members))
     with pytest.raises(CommandRefused, match="there is no member 2"):
         list_change(by_another, frozenset({2}), [])
@@ -248,6 +258,9 @@ def test_a_lost_member_that_answers_is_not_lost(tmp_path):
     with pytest.raises(CommandRefused, match="member 2 answers: it is not lost"):
         force(voters, change=ListChange(frozenset({2})))
     assert voters.done == []
+    voters.found = {2: answer(2, log(0, high_watermark=0), is_unfilled=True)}  # a new disk at its address
+    force(voters, change=ListChange(frozenset({2})))
+    assert voters.done == STORED
 
 
 def test_two_nodes_of_one_disk_do_not_come_in(tmp_path):

@@ -155,4 +155,6 @@ def test_how_far_the_topic_was_read_is_noted_unless_the_next_record_goes_to_anot
     assert list(after.skipped_of(1)) == [(8, 10)]
     with Outbox.open(directory, "orders", 2, "test") as outbox:
         assert outbox.pid != pid
+        assert after.pid_epoch == outbox.identity.pid_epoch
+        assert after.skipped[-1].reason == f"rebased: appended again under PID epoch {after.pid_epoch}"
         assert [one.value for one in outbox.log(1).records(8)] == [b"8", b"9", b"8", b"9"]

@@ -31,6 +31,7 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.status.metrics import StatusCollector
 from tests.ports import reserve
 from tests.support.outbox_arguments import outbox_arguments
+from tests.unit.gated_disk import until
 
 WAIT_S = 20
 CANCELLED = threading.Event()
@@ -85,6 +86,7 @@ class Waiting:
         self.cancel.set()
         self.thread.join(WAIT_S)
         assert isinstance(self.error, StandbyCancelled)
+        assert "pushrep-positions" not in {one.name for one in threading.enumerate()}, "it reads the logs no more"
 
 
 def test_it_waits_until_the_outbox_is_made_and_then_for_its_leader(tmp_path):
@@ -95,6 +97,7 @@ def test_it_waits_until_the_outbox_is_made_and_then_for_its_leader(tmp_path):
         (tmp_path / "data" / "replica-epoch.json").write_text("{}")
         keep(tmp_path / "data", grant())
         waiting.wait_for(StandbyState.STANDING_BY, "member 0 was in contact")
+        until(lambda: "pushrep-positions" in {one.name for one in threading.enumerate()}, "it reads the logs meanwhile")
     finally:
         waiting.end()
 
