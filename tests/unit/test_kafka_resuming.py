@@ -291,9 +291,11 @@ def test_a_topic_that_ends_below_what_it_acknowledged_has_lost_it_unless_it_was_
         with pytest.raises(error) as told:
             asyncio.run(recovering.resume(0, list(state.sources.values())))
     assert told.value.lost == {0: (1, 2)}
+    at = PartitionProgress(2, 5, b.header.crc, ShippedRecord(1, 4))  # behind records of others
     state, recovering = shipping(log, clock, topic.put(b), at=at)
     state.went_back.add(0)
     asyncio.run(recovering.resume(0, list(state.sources.values())))
+    assert state.sources[0].destination_offset == 2
     assert state.went_back == set(), "it had lost records of others"
     assert (state.sources[0].acknowledged, state.sources[0].newest) == (2, ShippedRecord(1, 1))
 
@@ -313,9 +315,10 @@ def test_a_head_that_retention_took_unread_is_told(log, clock, looked):
     """identity T1"""
     batch = append(log, b"a", b"b")
     topic = Topic().put(batch).put(encode_batch([b"x"], timestamps_ms=1))
-    for start, tells in ((2, 0), (3, 1)):
+    known = PartitionProgress(2, 2, batch.header.crc)
+    for start, at, tells in ((2, known, 0), (3, known, 1), (3, PartitionProgress(2, -1, batch.header.crc), 0)):
         topic.start, told = start, []
-        state, recovering = shipping(log, clock, topic, at=PartitionProgress(2, 2, batch.header.crc))
+        state, recovering = shipping(log, clock, topic, at=at)
         state.on_head_cut = told.append
         asyncio.run(recovering.resume(0, list(state.sources.values())))
         assert len(told) == tells
@@ -381,7 +384,7 @@ def test_reading_goes_on_where_retention_removed_what_was_to_be_read():
 @pytest.mark.parametrize(
     ("found", "error"),
     [
-        (FACTS._replace(cluster_id="another"), None),
+        (FACTS._replace(cluster_id="another", topic_id="another"), None),
         (KafkaUnreachable("no broker answers"), None),
         (FACTS._replace(topic_id="another"), TopicReplaced),
         (TopicMissing("orders"), TopicMissing),
@@ -467,3 +470,15 @@ def test_a_log_with_nothing_acknowledged_has_nothing_that_could_be_lacking(log, 
     asyncio.run(recovering.check_newest(0, []))
     asyncio.run(recovering.check_newest(0, [SimpleNamespace(newest=None, log=log)]))
     asyncio.run(recovering.resume(0, []))
+
+
+def test_a_log_that_could_not_be_read_goes_on_once_it_was_matched(log, clock, looked):
+    batch = append(log, b"a")
+    state, recovering = shipping(log, clock, Topic().put(batch), at=PartitionProgress(1, 1, batch.header.crc))
+    source = state.sources[0]
+    source.stop(OSError("no disk"), 0, NEVER)
+    state.set_trouble("too many open files", ("log", 0))
+    clock.advance(60_000)
+    assert state.trouble == "too many open files"
+    asyncio.run(recovering.resume(0, [source]))
+    assert (source.stopped, source.stopped_until_ms, source.is_matching, state.trouble) == (None, 0, False, None)

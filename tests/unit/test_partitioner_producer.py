@@ -377,19 +377,23 @@ def test_a_topic_that_is_not_there_is_named_and_a_refusal_is_passed_on(brokers, 
         SourcePartitionProducer(config, brokers.name)
 
 
-@pytest.mark.parametrize("code", [Code.INVALID_RECORD, Code.POLICY_VIOLATION])
-def test_what_follows_a_first_batch_that_is_refused_does_not_come_before_it(brokers, failures, code):
+@pytest.mark.parametrize(
+    ("code", "before"), [(Code.INVALID_RECORD, []), (Code.POLICY_VIOLATION, []), (Code.INVALID_RECORD, [100])]
+)
+def test_what_follows_a_first_batch_that_is_refused_does_not_come_before_it(brokers, failures, code, before):
     """A broker takes any first sequence number of a client that it does not know: each new one's first batch counts."""
     brokers.topic[0].refuses, brokers.topic[0].refuses_with = lambda one: "bad" if one.value == b"0" else None, code
     with opened(brokers, {"batch.num.messages": 2, "linger.ms": 20}) as producer:
+        produce(producer, before, sources=[2])
+        producer.flush(WAIT_S)
         produce(producer, range(6), sources=[0])
         with pytest.raises(PartitionStopped):
             producer.flush(WAIT_S)
         brokers.topic[0].refuses = lambda _record: None
         producer.retry(0)
         producer.flush(WAIT_S)
-    assert filtered(brokers) == {0: list(range(6))}
-    assert len(brokers.topic[0].records()) == 6, "none went past the one that was refused"
+    assert filtered(brokers)[0] == list(range(6))
+    assert len(brokers.topic[0].records()) == len(before) + 6, "none went past the one that was refused"
 
 
 def test_who_waits_behind_a_first_record_has_room_as_in_the_clients_queue(brokers):
