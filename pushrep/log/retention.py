@@ -614,16 +614,18 @@ class Retention:
         OSError.
         """
         with self._lock:
-            start = before_offset
+            start, bases = before_offset, self._log.bases(fresh=True)
             bounds = self._checked(before_offset)
             if not inside:
-                start = max((base for base in self._log.bases(fresh=True) if base <= start), default=bounds.start)
+                start = max((base for base in bases if base <= start), default=bounds.start)
             if start > bounds.start:
                 self._leases.expire()
                 self._bring_derived_up()
                 needed_from, by = self._floor()
                 if start > needed_from:
                     raise StillNeeded(start, needed_from, by)
+            is_left = len(bases) > 1 and bases[1] <= bounds.start  # by a call that failed once the start had moved
+            if start > bounds.start or is_left:
                 self._move_log_start(start)
             return self._log.bounds().start
 

@@ -356,6 +356,37 @@ def test_a_shortage_while_a_segment_is_read_says_nothing_of_it(tmp_path, number)
         assert len(log.scrub.run_pass().findings) == len(list(log.path.glob("*.seal")))
 
 
+class FailsOnce(FaultyDisk):
+    """Each fault happens once."""
+
+    def check(self, call, path):
+        try:
+            super().check(call, path)
+        except OSError:
+            self.faults = {}
+            raise
+
+    def remove(self, path):
+        self.check("remove", path)
+        super().remove(path)
+
+
+@pytest.mark.parametrize("fault", [("rename", "checkpoint"), ("remove", f"{6:020d}.log")], ids=["checkpoint", "file"])
+@pytest.mark.parametrize("call", [SegmentLog.purge, SegmentLog.delete_records, SegmentLog.purge_old])
+def test_a_removal_that_an_error_stopped_is_told_and_goes_on_at_the_next_call(tmp_path, call, fault):
+    disk = FailsOnce()
+    with rolled(tmp_path / "orders-0", disk) as log:
+        bases = [int(path.stem) for path in sorted(log.path.glob("*.log"))]
+        assert bases[1] == 6
+        before = {"before_offset": bases[3]}
+        disk.faults = {fault: errno.EIO}
+        with pytest.raises(OSError, match="Input/output error"):
+            call(log, **before)
+        call(log, **before)
+        left = [int(path.stem) for path in sorted(log.path.glob("*.log"))]
+        assert (left, log.log_start_offset) == (bases[3:], bases[3]), "what the first call left was never removed"
+
+
 class Resting:
     """A scrub in the background that reads when the test says so."""
 
