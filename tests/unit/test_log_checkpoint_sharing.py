@@ -7,9 +7,11 @@ import threading
 import pytest
 
 from pushrep.env import RealFilesystem
-from pushrep.log import Durability, SegmentLog
+from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
+from pushrep.log.retention import Retention
+from pushrep.log.writer import LogWriter
 from pushrep.records import encode_batch
 from tests.support.simulated_disk import SimulatedClock
 
@@ -142,6 +144,39 @@ def test_checkpoints_that_the_disk_refused_are_written_later_with_pauses_that_gr
     disk.clock.advance(250)
     assert view.sync_checkpoints(250), "it is written as before"
     directory.release()
+
+
+def test_a_log_whose_checkpoint_the_disk_refused_is_flushed_again(tmp_path, flusher, disk, monkeypatch, caplog):
+    """Its records are on disk; its recovery point rises later, without another append."""
+
+    def refuse(*_):
+        raise OSError(28, "no space left")
+
+    with SegmentLog.open(tmp_path / "orders-0", filesystem=disk) as log:
+        flusher.asked.clear()
+        log.append([b"a"], durability=Durability.FLUSHED)
+        (writer,) = {*flusher.asked}
+        flusher.asked.clear()
+        with monkeypatch.context() as full:
+            full.setattr(SlowDisk, "rename", refuse)
+            writer.flush_in_background()
+        assert "orders-0: checkpoint put off: [Errno 28] no space left" in caplog.text
+        assert flusher.asked == [writer], "nobody writes its checkpoint any more"
+
+
+def test_a_roll_brings_one_pass_of_retention_with_the_next_flush_and_no_more(tmp_path, flusher, monkeypatch):
+    """Each pass looks at every segment: with every flush it would cost more than the flush."""
+    passes, run = [], Retention.run
+    monkeypatch.setattr(Retention, "run", lambda retention: passes.append(retention) or run(retention))
+    config = LogConfig(segment_bytes=1000, preallocate_bytes=0, retention_bytes=1 << 20)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        flusher.asked.clear()
+        log.append([b"x" * 100] * 30, durability=Durability.BUFFERED)
+        (writer,) = {one for one in flusher.asked if isinstance(one, LogWriter)}
+        passes.clear()
+        for _ in range(3):
+            writer.flush_in_background()
+            assert len(passes) == 1
 
 
 def test_a_write_that_was_wanted_earlier_makes_no_later_one_early(tmp_path, flusher):

@@ -3,6 +3,7 @@
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from uuid import uuid4
 
 import pytest
@@ -10,7 +11,16 @@ import pytest
 from pushrep.election.grants import Member
 from pushrep.env.filesystem import RealFilesystem
 from pushrep.log.directory_files import CheckpointFile, encode_checkpoint, read_checkpoint, read_partition_metadata
-from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
+from pushrep.log.reader import LogSlices
+from pushrep.replay import (
+    TO_END,
+    Catalogue,
+    RecordingState,
+    ReplayEndReason,
+    ReplayFailed,
+    ReplayRefused,
+    ReplayRequest,
+)
 from pushrep.replay import events as e
 from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.connecting import ReplicaClient
@@ -172,6 +182,32 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
     assert refused.value.code is ErrorCode.TRUNCATED
     assert client.purge("orders-0", 95) > 50
     assert len(node.replay_server.counters().sessions) == 0
+
+
+class Running:
+    """A clock that goes on by a few ms whenever it is looked at."""
+
+    def __init__(self):
+        self.ms = count(0, 3)
+
+    def wall_ms(self):
+        return 1_700_000_000_000 + next(self.ms)
+
+    def monotonic_ms(self):
+        return next(self.ms)
+
+
+def test_a_batch_that_never_comes_to_its_place_ends_the_session_by_name(world, monkeypatch):
+    """No silent stall: it is looked for a while, because a cut takes a moment, and then it is an error."""
+    patient = {"heartbeat_ms": 60_000, "liveness_timeout_ms": 3_600_000, "connect_timeout_ms": 3_600_000}
+    node = world.node(clock=Running(), replay=patient)
+    world.leader(node).fill(100)
+    looks = []
+    monkeypatch.setattr(LogSlices, "read", lambda *_: looks.append(1) and None)
+    with pytest.raises(ReplayFailed, match="no header of a batch is in its place at offset 30") as told:
+        list(world.client(node).replay(ReplayRequest("orders-0", 30, 5)))
+    assert told.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert len(looks) > 10, "it was looked for only a few times"
 
 
 @pytest.fixture
