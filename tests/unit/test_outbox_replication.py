@@ -292,6 +292,7 @@ def test_records_that_wait_go_on_waiting_under_the_next_grant_or_are_told_that_t
     assert isinstance(why, MayStillBeDelivered)
     assert "the members could not be changed: 1 of 2 needed members" in str(why)
     assert outbox.grant is None, "it does not lead"
+    assert (outbox.has_caught_up(1), outbox.may_settle) == (False, False)
     assert ("unfenced" in world.done) is (acks is Acks.LOCAL)
     assert isinstance(outbox.why_not_leading(), NotEnoughReplicas)
 
@@ -468,6 +469,11 @@ def test_a_member_that_was_filled_anew_comes_in_with_its_directory_once_it_may(o
         assert asked.acquire(timeout=WAIT_S)
     assert outbox.shows_another_directory(2)
     assert outbox.grant.directory_of(2) == directory_of(2)
+    may_enter.add(9)  # no member
+    before = outbox.grant
+    for _ in range(4):
+        assert asked.acquire(timeout=WAIT_S)
+    assert outbox.grant is before
     may_enter.add(2)
     until(lambda: not is_naming(), "member 2 has come in, and that is settled")
     assert outbox.grant.directory_of(2) == directory_of(7)

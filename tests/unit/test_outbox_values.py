@@ -7,12 +7,15 @@ import zlib
 from dataclasses import dataclass
 from inspect import signature
 
+import numpy as np
 import pytest
 
+from filtering import StreamMetadata
 from filtering.murmur import default_partition
 from pushrep import AsyncOutbox, LogConfig, Outbox, OutboxConfig
 from pushrep.errors import BadArgument
 from pushrep.outbox import RecordRefused
+from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.configured import outbox_settings
 from pushrep.values import Serializer, to_json
 
@@ -293,3 +296,49 @@ def test_a_serializer_that_is_asked_often_is_asked_in_a_thread_until_it_answers(
 
 def test_none_is_not_serialized():
     assert Serializer("serializer", lambda _: 1 / 0, "orders", "value")(None) is None
+
+
+TIME_END_MS = 1 << 62
+POSITION = StreamMetadata(7, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [
+        ({"timestamps_ms": 0}, None),
+        ({"timestamps_ms": TIME_END_MS - 1}, None),
+        ({"timestamps_ms": (0, TIME_END_MS - 1)}, None),
+        ({"timestamps_ms": np.array([1, 2])}, None),
+        ({"metadata": POSITION}, None),
+        ({"metadata": [POSITION]}, "metadata: has 1 entries for 2 values"),
+        ({"metadata": [POSITION, None]}, "metadata: give a StreamMetadata, or one per record"),
+        ({"metadata": 5}, "metadata: give a list, not int"),
+        ({"timestamps_ms": 1.5}, "timestamps_ms: give a list, not float"),
+        ({"timestamps_ms": [1, 2, 3]}, "timestamps_ms: has 3 entries for 2 values"),
+        ({"timestamps_ms": [1, 2.0]}, r"timestamps_ms\[1\]: give whole milliseconds since 1970 UTC, not 2.0"),
+        ({"timestamps_ms": [True, 1]}, r"timestamps_ms\[0\]: give whole milliseconds since 1970 UTC, not True"),
+        ({"timestamps_ms": True}, "timestamps_ms: give whole milliseconds since 1970 UTC, not True"),
+        ({"timestamps_ms": -1}, "timestamps_ms: -1 is not a time"),
+        ({"timestamps_ms": [5, TIME_END_MS]}, "timestamps_ms: 4611686018427387904 is not a time"),
+        ({"timestamps_ms": [-1, 5]}, "timestamps_ms: -1 is not a time"),
+    ],
+)
+def test_columns_of_many_records_are_checked_before_any_of_them_is_taken(columns, refused):
+    given = {"keys": None, "headers": None, "timestamps_ms": None, "metadata": None, **columns}
+    rules = RecordRules("key", 10_000)
+    if refused is None:
+        taken = rules.many([b"a", b"b"], **given)
+        assert taken.values == [b"a", b"b"]
+        assert taken.timestamps_ms is None or {type(one) for one in taken.timestamps_ms} == {int}
+    else:
+        with pytest.raises(RecordRefused, match=f"^{refused}"):
+            rules.many([b"a", b"b"], **given)
+
+
+@pytest.mark.parametrize("time_ms", [-1, TIME_END_MS, True, 1.0, "5"])
+def test_the_time_of_one_record_is_checked_like_those_of_many(time_ms):
+    rules = RecordRules("key", 10_000)
+    with pytest.raises(RecordRefused, match=r"^timestamp_ms: "):
+        rules.one(b"a", None, (), time_ms, None)
+    for fits_ms in (0, TIME_END_MS - 1):
+        assert rules.one(b"a", None, (), fits_ms, None).timestamps_ms == (fits_ms,)
