@@ -430,9 +430,8 @@ class SourcePartitionProducer:
             report = reports.popleft()
             client, pending, error, _ = report
             if error is None:
-                if (
-                    client is self._client and pending.partition not in self._known
-                ):  # a thread may still serve the old one
+                is_first = pending.partition not in self._known
+                if is_first and client is self._client:  # a thread may still serve the old one
                     self._known.add(pending.partition)
                     self._hand_over_all(self._waiting.pop(pending.partition, ()))
                 if acknowledge(pending):
