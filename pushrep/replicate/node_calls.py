@@ -294,9 +294,8 @@ class NodeCalls:
     def _owner_of(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> KeptOutbox | None:
         """The outbox of a call that names only the log; the sender's, if there are several."""
         owners = self._store.owners_of(tp)
-        if len(owners) > 1:
-            return next((kept for kept in owners if self._access.may(sender, call, kept.outbox_id)), owners[0])
-        return owners[0] if owners else None
+        mine = (kept for kept in owners if self._access.may(sender, call, kept.outbox_id))
+        return next(mine, owners[0] if owners else None)
 
     def _found(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> tuple[KeptOutbox | None, ReplicaLog | None]:
         kept = self._owner_of(tp, call, sender)
