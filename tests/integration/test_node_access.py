@@ -532,6 +532,8 @@ def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path):
     with pytest.raises(BadArgument, match=r"owner\.key"):
         mine.tls.reload()
     assert ask(member.address, mine, look).error_code is ErrorCode.NONE
+    (directory / "ca.pem").write_bytes(b"none")
+    assert node.certificate_expires_s() is None, "its status ends with an error"
 
 
 def test_a5_the_command_reads_rules_from_a_file_again_at_sighup_and_says_who_changed_what(tls, tmp_path):

@@ -79,6 +79,18 @@ def test_a_session_that_is_not_read_holds_segments_for_lease_max_s_and_its_subsc
     assert offsets(take(following, 1)) == [COUNT], "who reads keeps its lease"
 
 
+def test_a_leaders_log_start_waits_for_a_session_and_is_taken_with_a_later_request(kept):
+    """The leader is not refused: its next requests carry the same start."""
+    held = kept.client.start_replay(ReplayRequest("orders-0"))
+    until(lambda: kept.log.leases)
+    kept.leader.say(log_start_offset=COUNT - 500)
+    assert kept.log.log_start_offset == 0, "a session still needs these records"
+    kept.client.stop(held)
+    until(lambda: not kept.log.leases)
+    kept.leader.say(log_start_offset=COUNT - 500)
+    assert kept.log.log_start_offset == COUNT - 500
+
+
 def test_a_consumer_that_does_not_poll_for_lease_max_s_is_told_what_is_gone_and_goes_on_by_a_startpoint(kept, tmp_path):
     with (
         StartpointStore.open(tmp_path / "startpoints") as store,
