@@ -21,6 +21,7 @@ from pushrep.log.directory_id import DirectoryId, write_directory_id
 from pushrep.outbox import replication as module
 from pushrep.outbox.errors import CommandRefused, NotEnoughReplicas, OutboxClosed
 from pushrep.outbox.identity import new_identity
+from pushrep.outbox.member_changes import Phase, add_member, remove_member, replace_lost
 from pushrep.outbox.replication import LEFT_MS, Replication
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.replicate.election_state import ElectionStateStore
@@ -95,6 +96,9 @@ class Lead(SimpleNamespace):
 
     def is_away(self, index):
         return index in self.away
+
+    def troubles(self):
+        return {}
 
     def push_to(self, replica):
         self.replicas.append(replica.index)
@@ -478,3 +482,57 @@ def test_a_member_that_was_filled_anew_comes_in_with_its_directory_once_it_may(o
     until(lambda: not is_naming(), "member 2 has come in, and that is settled")
     assert outbox.grant.directory_of(2) == directory_of(7)
     assert (outbox.grant.previous_members, outbox.grant.entering) == ((), frozenset())
+
+
+# -- changes of members by an operator ---------------------------------------------------------------------------------
+
+
+def test_a_list_that_can_not_change_is_refused_with_the_way_on(opened, world):
+    outbox = opened()
+    facts = SimpleNamespace(replication=outbox, directory=outbox.directory)
+    before = outbox.grant
+    with pytest.raises(CommandRefused, match="name the members that are lost"):
+        replace_lost(facts, "127.0.0.1:4", [])
+    for lost, why in ((0, "member 0 leads: promote another one first"), (7, "there is no member 7, but 0")):
+        with pytest.raises(CommandRefused, match=why):
+            replace_lost(facts, "127.0.0.1:4", [lost])
+        with pytest.raises(CommandRefused, match=why):
+            add_member(facts, "127.0.0.1:4", replaced=lost)
+    with pytest.raises(CommandRefused, match="127.0.0.1:1 is member 1 already, so the list would only become shorter"):
+        add_member(facts, "127.0.0.1:1", replaced=2)
+    assert (outbox.grant, outbox.learners) == (before, {})
+    assert add_member(facts, "127.0.0.1:1") == (Phase.DONE, 1, before.members, 2, ""), "it is there"
+    with pytest.raises(CommandRefused, match="this outbox has no replicas"):
+        add_member(SimpleNamespace(replication=None), "127.0.0.1:4")
+    outbox.push_to(255, "127.0.0.1:5")
+    with pytest.raises(CommandRefused, match="all 256 indexes have been used"):
+        add_member(facts, "127.0.0.1:4")
+
+
+def test_too_few_members_for_a_change_are_named_with_the_command_for_those_that_are_destroyed(opened, world):
+    outbox = opened()
+    facts = SimpleNamespace(replication=outbox, directory=outbox.directory)
+    world.silent = {1, 2}
+    with pytest.raises(CommandRefused) as raised:
+        remove_member(facts, 1, no_standbys=True)
+    assert str(raised.value) == (
+        "1 of 2 needed members count; [1, 2] do not answer: bring them back, and run the same command again. If they "
+        f"are destroyed: pushrep replica replace {outbox.directory} 1 HOST:PORT --lost 1"
+    )
+    assert raised.value.__cause__.silent == (1, 2)
+
+
+def test_a_node_that_is_added_catches_up_before_it_is_in_the_list(opened, world):
+    outbox = opened()
+    facts = SimpleNamespace(replication=outbox, directory=outbox.directory)
+    step = add_member(facts, "127.0.0.1:4")
+    assert (step.phase, step.member, outbox.learners) == (Phase.CATCHING_UP, 3, {3: "127.0.0.1:4"})
+    assert add_member(facts, "127.0.0.1:4")[:2] == (Phase.CATCHING_UP, 3), "asked again, it is the same node"
+    for led in world.leads[-1].partitions.values():
+        led.leader.caught_up = {0, 1, 2, 3}
+    step = add_member(facts, "127.0.0.1:4")
+    assert (step.phase, step.member, outbox.learners) == (Phase.SETTLING, 3, {})
+    assert [one.index for one in outbox.grant.members] == [0, 1, 2, 3]
+    assert [one.index for one in outbox.grant.previous_members] == [0, 1, 2]
+    step = add_member(facts, "127.0.0.1:4")
+    assert (step.phase, step.member, outbox.grant.previous_members) == (Phase.DONE, 3, ())
