@@ -531,7 +531,12 @@ def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(tmp_path)
     old = decode_seal(seal.read_bytes())
     seal.write_bytes(encode_seal(replace(old, headers_crc=old.headers_crc ^ 1)))
     assert [finding.kind for finding in verify_log(path).findings] == [FindingKind.SEAL]
-    assert Repairer(path).repair(copy=copy).after.is_whole
+    segment = copy / seal.with_suffix(".log").name
+    there = segment.rename(tmp_path / "elsewhere")
+    assert not Repairer(path).repair(copy=copy).after.is_whole, "the copy has no such segment to compare with"
+    there.rename(segment)
+    repaired = Repairer(path).repair(copy=copy)
+    assert (repaired.after.is_whole, repaired.rebuilt) == (True, [seal.name])
 
 
 @pytest.mark.parametrize("bit", [99, 127], ids=["much", "by one"])
