@@ -83,6 +83,18 @@ def test_nobody_gets_the_name_of_a_deleted_recording_before_its_files_are_gone(w
     assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(5))
 
 
+def test_a_deletion_waits_while_another_process_has_the_directory(node, client, leader):
+    """A service that is promoted there opens all its logs: their files may not go under it."""
+    leader.stop()
+    (one,) = client.recordings()
+    with node.store.outbox(leader.outbox).hand_over() as directory:
+        with pytest.raises(ReplayRefused, match="handed over"):
+            client.delete(one.recording_id).wait()
+        assert (directory / "orders-0").exists(), "the files of a log that another process may have open were removed"
+    assert client.recordings() == []
+    assert not (directory / "orders-0").exists(), "the deletion was forgotten"
+
+
 def test_a_log_that_vanished_counts_as_lost_after_another_of_its_outbox_was_deleted(world, node, client, leader):
     """Only what was deleted by request may be missing without being a loss."""
     other = world.leader(node, TopicIdPartition(uuid4(), "orders", 1), outbox=leader.outbox).fill(50)
