@@ -152,14 +152,14 @@ class TableRelay(FirstErrorRaised):
             ended.set()
             if self._seen is None and not self._stop.is_set():
                 self._look()  # what stopped it before the first look is shown with the rows that wait
-            if self._looking.acquire(timeout=WATCH_S):  # else the database hangs, and so does the one that looks
-                self._is_over = True
-                self._looking.release()
+            self._is_over = True
             if self._thread is None:
                 self._watched.remove(self._seen_status)
             if table is not None:
                 table.stop_waking(self.topic, self._woken.set)
-            self._database.close()
+            if self._looking.acquire(timeout=WATCH_S):  # else the database hangs, and who looks closes it afterwards
+                self._looking.release()
+                self._database.close()
 
     def status(self) -> RelayStatus:
         """What waits, how much was relayed by this object, and what is in the way. Asks the database while the relay
@@ -189,6 +189,8 @@ class TableRelay(FirstErrorRaised):
                     self._seen, self._unseen = None, self._unseen.goes_on(first_line(error))
                 finally:
                     self._asked_s = None
+                    if self._is_over:
+                        self._database.close()
             return time.monotonic() - began_s
 
     def _watch(self, ended: threading.Event) -> None:

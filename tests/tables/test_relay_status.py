@@ -131,6 +131,21 @@ def test_a_database_that_takes_no_statement_is_a_problem_and_keeps_no_status_wai
         until(lambda: words(outbox) == [])
 
 
+def test_a_relay_that_ends_while_its_database_hangs_leaves_no_connection_behind(postgresql_dsn, tmp_path, quick):
+    engine, metadata = engine_of(postgresql_dsn), MetaData()
+    OutboxTable(metadata).topic("orders", bytes, partitions=2)
+    metadata.create_all(engine)
+    engine.dispose()
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with open_outbox(tmp_path / "outbox") as outbox, psycopg.connect(postgresql_dsn, autocommit=True) as look:
+        with psycopg.connect(postgresql_dsn) as migration, relaying(outbox, postgresql_dsn):
+            until(lambda: outbox.status().relay.rows is not None)
+            migration.execute("LOCK TABLE pushrep_outbox_parked")
+            until(lambda: look.execute(f"SELECT 1 {others} AND wait_event_type = 'Lock'").fetchone())
+        # The relay has ended; who looks for it goes on now.
+        until(lambda: not look.execute(f"SELECT 1 {others}").fetchone())
+
+
 def test_what_keeps_deleted_rows_from_vacuum_is_named(postgresql_dsn, tmp_path, quick, monkeypatch):
     monkeypatch.setattr(outbox_status, "VACUUM_HELD_MS", 0)
     engine = engine_of(postgresql_dsn)
