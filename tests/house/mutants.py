@@ -392,7 +392,7 @@ class Trials:
             by = report.failed[0] if report.failed else ""
             if not report.failed and report.is_late:
                 break
-            as_it_is = self._run(None, [by] if by else chosen)
+            as_it_is = self._run(None, [by or chosen[0]])
             if as_it_is.is_whole and not as_it_is.failed:
                 return Tried(change, SEEN, by or "pytest can't begin")
             if not by:
