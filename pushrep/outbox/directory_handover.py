@@ -221,7 +221,7 @@ def _beside(directory: Path, wanted: DirectoryId) -> Path | None:
     """The directory with that id in the same parent directory; None: there is none."""
     home = Path(os.path.realpath(directory))
     for name in REAL_FILESYSTEM.list(home.parent):
-        if not REAL_FILESYSTEM.exists(home.parent / name / DIRECTORY_ID_NAME):
+        if name == home.name or not REAL_FILESYSTEM.exists(home.parent / name / DIRECTORY_ID_NAME):
             continue
         found, verdict = read_directory_id(home.parent / name, REAL_FILESYSTEM)
         if found is not None and found.directory_id == wanted.directory_id and verdict is not CopyVerdict.COPY:
