@@ -189,8 +189,8 @@ class TableRelay(FirstErrorRaised):
                     self._seen, self._unseen = None, self._unseen.goes_on(first_line(error))
                 finally:
                     self._asked_s = None
-                    if self._is_over:
-                        self._database.close()
+            if self._is_over:
+                self._database.close()
             return time.monotonic() - began_s
 
     def _watch(self, ended: threading.Event) -> None:
