@@ -209,8 +209,8 @@ class SourcePartitionProducer:
         self._serve_at_s = 0.0
         self._renew_at_s: float | None = None
         self._suspects: set[StreamMetadata] = set()  # refused together
-        self._known: set[int] = set()  # the partitions of which the present client has had a record acknowledged
-        self._waiting: dict[int, list[_Pending]] = {}  # of the others that it was given one of, what goes out behind it
+        self._known: set[int] = set()  # partitions for which the present client has had a record acknowledged
+        self._waiting: dict[int, list[_Pending]] = {}  # by other partition: what follows its first record, under way
         self._alone = 0  # how many records the present client sends alone, and nothing else; 0: it is a usual one
         self._is_closed = False
         self._client = Producer(self._config)
@@ -379,7 +379,7 @@ class SourcePartitionProducer:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
             self._in_flight.check(pending.partition, pending.metadata)
-            if self._renew_at_s is not None or self._alone or (self._waiting and self._is_full()):
+            if self._renew_at_s is not None or self._alone or (self._waiting and len(self._in_flight) >= self._room):
                 return False
             try:
                 self._hand_over(pending)
@@ -392,9 +392,6 @@ class SourcePartitionProducer:
                 raise
             self._in_flight.enqueue(pending)
             return True
-
-    def _is_full(self) -> bool:
-        return len(self._client) + sum(map(len, self._waiting.values())) >= self._room
 
     def _hand_over(self, pending: _Pending) -> None:
         """To the client, or behind its partition's first record until that one is acknowledged."""

@@ -389,7 +389,7 @@ class TableRelay(FirstErrorRaised):
                     raise _Stopping from None
 
     def _wait_for(self, answer: Callable[[float], object]) -> None:
-        """Call with how long it may take until it has answered. Raises what it raises."""
+        """Ask until it answers within the seconds that it is given. Raises what it raises."""
         while True:
             try:
                 answer(_RECEIPT_S)
