@@ -591,7 +591,8 @@ class World:
     def altered(self, machine, kind, body):
         """The answer, with a newer grant than there is."""
         leads = self.random.randrange(self.rules.members)
-        epoch = next_ballot(leads, machine.disk.highest_epoch + self.random.choice((0, 256, 1 << 30)))
+        above, highest = self.random.choice((0, 256, 1 << 30)), machine.disk.highest_epoch
+        epoch = next_ballot(leads, highest + (above if highest < 1 << 30 else 0))  # twice so far leaves 31 bits
         self.note(machine, "lies")
         if kind == "append":
             session, sequence, result = body

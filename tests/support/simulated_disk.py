@@ -49,6 +49,7 @@ from pushrep.env.filesystem import (
     Buffer,
     mostly_hole,
 )
+from pushrep.log.directory import _OPEN
 
 
 class SimulatedClock:
@@ -236,6 +237,7 @@ class SimulatedDisk:
         self._boot += 1
         self._held.clear()
         self._moved.clear()
+        _OPEN.after_fork_in_child()  # else logs would close each other's files in the end
         for names in self._directories.values():
             for inode in names.now.values():
                 inode.locked_by = None
