@@ -179,12 +179,12 @@ class LogBesideAList(RuleBasedStateMachine):
         if beside:  # this machine has no id, so that it reads no further than the checkpoints say
             reader = SegmentLog.open_reader(PATH, isolation="written", filesystem=self.disk)
             at = max(reader.bounds().start, min(at, reader.bounds().end))
-        self.walk, self.walk_at, self.walk_history = reader.records(at), at, None
+        self.walk, self.walk_from, self.walk_at, self.walk_history = reader.records(at), at, at, None
 
     @precondition(lambda self: self.walk is not None)
     @rule(count=st.integers(1, 10))
     def go_on_walking(self, count):
-        """What was cut off below the walk's place is not followed by what is there now."""
+        """What was cut off below the walk's place is not followed by what is there now, once it has given a record."""
         for _ in range(count):
             try:
                 record = next(self.walk, None)
@@ -358,7 +358,8 @@ class LogBesideAList(RuleBasedStateMachine):
         end = self.log.truncate_to(offset, force=True)
         assert end <= offset
         assert self.log.log_end_offset == end
-        if self.walk is not None and end < self.walk_at and self.walk_history is None:
+        has_given = self.walk is not None and self.walk_from < self.walk_at  # else it begins with what is there then
+        if has_given and end < self.walk_at and self.walk_history is None:
             self.walk_history = list(self.values)
         del self.values[end:]
         self.start = min(self.start, end)
