@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from filtering.marks import UNKNOWN, HighwaterMarks, select_rows
 from filtering.stream_metadata import OFFSET_MAX, PARTITION_MAX
-from pushrep.status.terminal import say
+from pushrep.status.terminal import show_result
 from spark_jobs.batch_marks import BatchMarks, MarksKey, MarksStore, MarksStoreDamaged
 from spark_jobs.errors import MarksMissing
 from spark_jobs.marks_stores import (
@@ -137,20 +138,17 @@ def show(store: str, table: str | None, batch: int | None, as_json: bool) -> Non
         batches = found.batches(query_id)
         shown = _read(found, query_id, found.batches(query_id)[-1] if batch is None else batch)
         newest = [one for number in batches[-BATCHES_SHOWN:] if (one := found.read(query_id, number)) is not None]
-    lines = marks_of(shown)
+    held = marks_of(shown)
     counted = [batch_of(one) for one in newest]
-    if as_json:
-        last = {"batch": shown.batch_id, "ranges": [one._asdict() for one in shown.ranges], "marks": lines}
-        told = {"location": location, "query": query_id, "batches": batches, "counts": counted, "last": last}
-        say(json.dumps(told))
-        return
-    say(f"{store}: query {query_id}, batches {_range(batches)}")
-    for line in _table_of(counted):
-        say(line)
-    for read in shown.ranges:
-        say(f"  batch {shown.batch_id} read {read}")
-    for mark in lines:
-        say(f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}")
+    last = {"batch": shown.batch_id, "ranges": [one._asdict() for one in shown.ranges], "marks": held}
+    told = {"location": location, "query": query_id, "batches": batches, "counts": counted, "last": last}
+    lines = chain(
+        [f"{store}: query {query_id}, batches {_range(batches)}"],
+        _table_of(counted),
+        (f"  batch {shown.batch_id} read {read}" for read in shown.ranges),
+        (f"  {one['topic']} pid {one['pid']} partition {one['partition']}: offset {one['offset']}" for one in held),
+    )
+    show_result(told, lines, as_json=as_json)
 
 
 @marks.command(short_help="Write a batch's marks into a file.")
@@ -172,7 +170,7 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
         out.write(wanted.to_bytes())
     result = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
     text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
-    say(json.dumps(result) if as_json else text)
+    show_result(result, [text], as_json=as_json)
 
 
 @marks.command("import", short_help="Put an export, a pair or no marks in.")
@@ -221,18 +219,13 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter an option
         if not dry_run:
             found.write(changed, keep=1 << 30)
     adopt = f"{changed.query_id}:{changed.batch_id}"
-    if as_json:
-        result = {"store": store, "adopt": adopt, "marks": _count(changed), "dry_run": dry_run}
-        say(json.dumps(result | {"before": None if before is None else _count(before)}))
-        return
-    for line in _changes(before, changed):
-        say(line)
-    if dry_run:
-        say("dry run: nothing was written")
-    elif before is None:
-        say(f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}")
-    else:
-        say(f"batch {changed.batch_id} of query {changed.query_id} has these marks now")
+    end = f"batch {changed.batch_id} of query {changed.query_id} has these marks now"
+    if before is None:
+        end = f"{_count(changed)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
+    result = {"store": store, "adopt": adopt, "marks": _count(changed), "dry_run": dry_run}
+    result["before"] = None if before is None else _count(before)
+    lines = chain(_changes(before, changed), ["dry run: nothing was written" if dry_run else end])
+    show_result(result, lines, as_json=as_json)
 
 
 def _given(file: Path | None, topic: str | None, checkpoint: str | None, batch: int | None) -> BatchMarks | None:

@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 import click
 
-from filtering import METADATA_HEADER, StreamMetadata, producer_id
-from pushrep.cli.common import show_json
+from filtering import StreamMetadata, producer_id
 from pushrep.cli.options import addresses_of, copy_check_option, log_options, tls_options
 from pushrep.cli.progress import progress
+from pushrep.cli.record_rows import metadata_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import Durability, LogConfig
@@ -29,7 +29,7 @@ from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import many
-from pushrep.status.terminal import say
+from pushrep.status.terminal import show_result
 
 _DEFAULT_PRODUCER = "pushrep-append"
 _PROGRESS_EVERY = 4096  # lines
@@ -87,12 +87,8 @@ class Appender:
         """Raise ClickException if the log's last record is this line's record and has another value."""
         log = self._outbox.log(metadata.partition)
         last = next(iter(log.records(log.log_end_offset - 1)), None)
-        if last is None:
-            return
-        carried = last.key
-        if self._outbox.identity.carrier == "header":
-            carried = next((value for name, value in reversed(last.headers) if name == METADATA_HEADER), None)
-        if carried == metadata.pack() and last.value != line:
+        carrier = self._outbox.identity.carrier
+        if last is not None and metadata_of(last, carrier) == metadata and last.value != line:
             raise click.ClickException(
                 f"line {metadata.offset} of {self.source} differs from its record in the log: this is another input. "
                 "Give it a name of its own with --source NAME"
@@ -198,16 +194,15 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         outbox.flush()
         ends = [outbox.log(n).log_end_offset for n in range(count)]
     seconds = time.monotonic() - started
-    if as_json:
-        show_json({
-            "topic": topic, "appended": appender.appended, "already_there": appender.present,
-            "last_line": appender.last_line, "resumable": name is not None, "log_end_offsets": ends,
-            "seconds": round(seconds, 3),
-        })  # fmt: skip
-        return
     present = f"; already there: {many(appender.present, 'line')}" if appender.present else ""
     ended = ", ".join(f"{end:,}" for end in ends)
-    say(f"appended {many(appender.appended, 'record')} to {topic} in {seconds:.1f} s{present}; log ends at {ended}")
+    text = f"appended {many(appender.appended, 'record')} to {topic} in {seconds:.1f} s{present}; log ends at {ended}"
+    result = {
+        "topic": topic, "appended": appender.appended, "already_there": appender.present,
+        "last_line": appender.last_line, "resumable": name is not None, "log_end_offsets": ends,
+        "seconds": round(seconds, 3),
+    }  # fmt: skip
+    show_result(result, [text], as_json=as_json)
 
 
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:

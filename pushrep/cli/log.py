@@ -6,7 +6,9 @@ new-epoch
 purge                                 the service that has the outbox open does it; else this process takes the lock
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,8 @@ from pushrep.outbox.positions import POSITIONS_NAME
 from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held
 from pushrep.replicate.election_state import find_election_state
-from pushrep.status.table import count, size
-from pushrep.status.terminal import say
+from pushrep.status.table import count, size, table
+from pushrep.status.terminal import say, show_result, width
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 
@@ -119,40 +121,36 @@ def describe(directory: Path, name: str | None, as_json: bool) -> None:  # noqa:
     """
     for number, path in enumerate(log_paths(directory, name)):
         facts = _facts(path) | {"log": shown_below(directory, path)}
-        if as_json:
-            show_json(facts)
-        else:
-            if number:
-                say("")
-            _describe(facts)
+        show_result(facts, chain([""][:number], _described_lines(facts)), as_json=as_json)
 
 
-def _describe(facts: dict[str, Any]) -> None:
+def _described_lines(facts: dict[str, Any]) -> Iterator[str]:
     for name in ("log", "log_id", "log_start_offset", "log_end_offset", "flushed_offset", "high_watermark"):
-        say(f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
-    say(f"{'known by':20} {facts['known_by']}")
-    say(f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
+        yield (f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
+    yield (f"{'known by':20} {facts['known_by']}")
+    yield (f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
     marker = facts["clean_marker"]
     listed = "not listed" if marker is None else ", ".join(f"{key} {value}" for key, value in marker.items())
-    say(f"{'clean marker':20} {listed}")
-    say("checkpoints")
+    yield (f"{'clean marker':20} {listed}")
+    yield ("checkpoints")
     for name, offset in facts["checkpoints"].items():
-        say(f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
+        yield (f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
     epochs = facts["leader_epochs"]
     shown = "none kept" if epochs is None else ", ".join(f"{epoch} from {start}" for epoch, start in epochs)
-    say(f"{'leader epochs':20} {shown}")
+    yield (f"{'leader epochs':20} {shown}")
     if (outbox := facts["outbox"]) is not None:
-        say(f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
+        yield (f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
         if outbox["given_up_to"]:
-            say(f"{'given up to':20} {outbox['given_up_to']}")
+            yield (f"{'given up to':20} {outbox['given_up_to']}")
     rows = [
         (f"{s['base_offset']:020d}", size(s["size_bytes"]), count(s["index_entries"]), count(s["time_index_entries"]))
         for s in facts["segments"]
     ]
-    show_table(None, ("segment", "size", "index entries", "time index entries"), rows)
+    yield from table(("segment", "size", "index entries", "time index entries"), rows, width())
     if facts["leftovers"]:
         aside = [(one["name"], size(one["size_bytes"])) for one in facts["leftovers"]]
-        show_table("aside", ("file", "size"), aside)
+        yield "aside"
+        yield from table(("file", "size"), aside, width())
 
 
 def _facts(log: Path) -> dict[str, Any]:
@@ -267,38 +265,36 @@ def verify(directory: Path, name: str | None, as_json: bool, against: str | None
         report.log = shown
         whole = whole and report.is_whole
         members = members_that_hold(log, report)
-        if as_json:
-            show_json(report.as_dict() | ({"members": members} if members else {}))
-        else:
-            _print_report(report)
-            for one in members:
-                verdict = "holds it" if one["why_not"] is None else f"does not hold it: {one['why_not']}"
-                say(f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}")
+        result = report.as_dict() | ({"members": members} if members else {})
+        show_result(result, _report_lines(report, members), as_json=as_json)
         if against is not None:
             whole = verify_against(log, against) and whole
     if not whole:
         click.get_current_context().exit(1)
 
 
-def _print_report(report: VerifyReport) -> None:
+def _report_lines(report: VerifyReport, members: list[dict[str, int | str | None]]) -> Iterator[str]:
     speed = f", {size(int(report.bytes_read / report.seconds))}/s" if report.seconds else ""
     beside = f", beside the writer, pid {report.writer_pid}" if report.writer_pid is not None else ""
     verdict = f"whole: offsets [{report.log_start_offset}, {report.verified_to})"
     if not report.is_whole:
         verdict = f"DAMAGED ({len(report.findings)}): whole below offset {report.verified_to}"
-    say(
+    yield (
         f"{report.log}: {verdict}, {report.records:,} records in {report.batches:,} batches and "
         f"{report.segments} segments, {size(report.bytes_read)}{speed}{beside}"
     )
-    print_findings(report)
+    yield from _finding_lines(report)
+    for one in members:
+        verdict = "holds it" if one["why_not"] is None else f"does not hold it: {one['why_not']}"
+        yield f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}"
 
 
-def print_findings(report: VerifyReport) -> None:
+def _finding_lines(report: VerifyReport) -> Iterator[str]:
     """A line for each damage, and one for a torn tail."""
     for finding in report.findings:
-        say(f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
+        yield (f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
     if report.torn is not None:
-        say(
+        yield (
             f"  torn tail, above the last flush; the next open cuts it off: {_place(report.torn)}: {report.torn.reason}"
         )
 
@@ -361,40 +357,37 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     with progress("repairing"):
         report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
     outbox = None if report.after is None else outbox_after_cut(checked_log(log), report.after.verified_to)
-    if as_json:
-        show_json(report.as_dict() | {"outbox": outbox})
-    else:
-        _print_repair(report)
-        print_outbox(checked_log(log), outbox)
+    lines = chain(_repair_lines(report), outbox_lines(checked_log(log), outbox))
+    show_result(report.as_dict() | {"outbox": outbox}, lines, as_json=as_json)
     if not report.is_whole and not dry_run:
         click.get_current_context().exit(1)
 
 
-def _print_repair(report: RepairReport) -> None:
+def _repair_lines(report: RepairReport) -> Iterator[str]:
     would = "would be " if report.dry_run else ""
     for one in report.spliced:
-        say(
+        yield (
             f"{report.log}: offsets [{one['first_offset']}, {one['end_offset']}) {would}taken from the copy into "
             f"{one['segment']} at byte {one['position']} ({one['reason']})"
         )
     if report.cut is not None:
         taken = f", {size(report.cut.size_bytes)} cut off" if not report.dry_run else ""
-        say(
+        yield (
             f"{report.log}: {would}cut at offset {report.cut.offset}, byte {report.cut.position} of "
             f"{report.cut.segment}{taken}"
         )
     for name in report.rebuilt:
-        say(f"{report.log}: {name} {would}rebuilt")
+        yield (f"{report.log}: {name} {would}rebuilt")
     kept = [*report.kept_as, *(report.cut.kept_as if report.cut is not None else ())]
     if kept:
-        say(f"{report.log}: kept aside: {', '.join(kept)}")
+        yield (f"{report.log}: kept aside: {', '.join(kept)}")
     if not (report.spliced or report.cut or report.rebuilt):
-        say(f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
+        yield (f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
     if report.after is not None:
         verdict = "whole" if report.after.is_whole else "still DAMAGED"
         start, end = report.after.log_start_offset, report.after.verified_to
-        say(f"{report.log}: {verdict}: offsets [{start}, {end})")
-        print_findings(report.after)
+        yield (f"{report.log}: {verdict}: offsets [{start}, {end})")
+        yield from _finding_lines(report.after)
 
 
 @log.command(short_help="Cut a log at an offset.")
@@ -423,14 +416,13 @@ def truncate(  # noqa: PLR0913, PLR0917 - one parameter an option
             ) from refused
     kept = sorted(name for name, _ in set(leftovers(path)) - aside)
     outbox = outbox_after_cut(path, end)
-    if as_json:
-        ends = {"log_end_offset_before": before, "log_end_offset": end}
-        show_json({"log": path.name, **ends, "kept_as": kept, "outbox": outbox})
-    else:
-        say(f"{path.name}: the log ended at {before:,}, now it ends at {end:,}")
-        if kept:
-            say(f"{path.name}: kept aside: {', '.join(kept)}")
-        print_outbox(path, outbox)
+    ends = {"log_end_offset_before": before, "log_end_offset": end}
+    lines = [
+        f"{path.name}: the log ended at {before:,}, now it ends at {end:,}",
+        *([f"{path.name}: kept aside: {', '.join(kept)}"] if kept else []),
+        *outbox_lines(path, outbox),
+    ]
+    show_result({"log": path.name, **ends, "kept_as": kept, "outbox": outbox}, lines, as_json=as_json)
 
 
 @log.command(short_help="Append the batches of a file kept aside.")
@@ -450,16 +442,13 @@ def restore(directory: Path, name: str, file: Path, dry_run: bool, as_json: bool
     not fit.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     report = restore_file(log_path(directory, name), file, dry_run=dry_run)
-    if as_json:
-        show_json(report.as_dict())
-    elif report.refused is not None:
-        say(f"{report.log}: {report.file} does not fit: {report.refused}")
-    else:
+    lines = [f"{report.log}: {report.file} does not fit: {report.refused}"]
+    if report.refused is None:
         would = "would put back" if dry_run else "put back"
         span = f"[{report.start_offset}, {report.end_offset})"
-        say(f"{report.log}: {would} {report.records:,} records, offsets {span}")
-        if report.stopped is not None:
-            say(f"  the rest of the file was not used: {report.stopped}")
+        lines = [f"{report.log}: {would} {report.records:,} records, offsets {span}"]
+        lines += [f"  the rest of the file was not used: {report.stopped}"] if report.stopped is not None else []
+    show_result(report.as_dict(), lines, as_json=as_json)
     if report.refused is not None:
         click.get_current_context().exit(1)
 
@@ -476,10 +465,10 @@ def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
     return outbox
 
 
-def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
-    """Print one line if the outbox's next open begins another PID epoch."""
+def outbox_lines(log: Path, outbox: dict[str, Any] | None) -> Iterator[str]:
+    """One line if the outbox's next open begins another PID epoch."""
     if outbox is not None and outbox["next_pid_epoch"] != outbox["pid_epoch"]:
-        say(
+        yield (
             f"{log.name}: readers may have seen offsets up to {outbox['given_up_to']:,}: the outbox's next open begins "
             f"PID epoch {outbox['next_pid_epoch']}, so that their filters let the new records at these offsets through"
         )
@@ -498,17 +487,17 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
     """
     identity = begin_pid_epoch(directory)
     unshipped = not_known_to_be_shipped(directory)
-    if as_json:
-        fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
-        show_json({**fields, "unshipped": [one._asdict() for one in unshipped]})
-        return
-    say(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is now {identity.pid}")
-    for one in unshipped:
-        say(
+    fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
+    lines = [
+        f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is now {identity.pid}",
+        *(
             f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and topic {one.topic} "
             "has not acknowledged them. If the topic holds other records in their place, they can't be shipped: then "
             f"run pushrep outbox rebase {directory}"
-        )
+            for one in unshipped
+        ),
+    ]
+    show_result({**fields, "unshipped": [one._asdict() for one in unshipped]}, lines, as_json=as_json)
 
 
 @log.command(short_help="Remove whole old segments.")
@@ -556,10 +545,7 @@ def purge(directory: Path, name: str | None, before: str, dry_run: bool, as_json
             found = purge_closed(place, topic, partition, before_offset=offset, before_ms=time_ms, dry_run=dry_run)
         for one in found:
             one["log"] = shown_below(directory, place / one["log"])
-            if as_json:
-                show_json(one | {"dry_run": dry_run})
-            else:
-                say(_described(one, is_dry_run=dry_run))
+            show_result(one | {"dry_run": dry_run}, [_described(one, is_dry_run=dry_run)], as_json=as_json)
 
 
 def _described(one: dict[str, Any], *, is_dry_run: bool) -> str:

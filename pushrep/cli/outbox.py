@@ -73,7 +73,7 @@ from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import table, time_text
-from pushrep.status.terminal import say, width
+from pushrep.status.terminal import say, show_result, width
 
 _END_S = 10.0
 _AGAIN_S = 0.05
@@ -338,7 +338,7 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
         ]
         said = {"reason": wanted.reason, "skipped": [one._asdict() for one in skips]}
         lines = [*map(_said_of, skips)] or ["nothing is given up: no such records are left, or they are already"]
-    show_json(said) if as_json else say(*lines)
+    show_result(said, lines, as_json=as_json)
 
 
 @outbox.command(
@@ -378,12 +378,10 @@ def set_(directory: Path, changes: tuple[str, ...], deleted: tuple[str, ...], as
             kept = _ask_or(place, "set", asked, partial(change_closed, place, **asked))
         else:
             kept = read_kept(REAL_FILESYSTEM, place)
-        if as_json:
-            show_json({"directory": str(place), "settings": kept})
-            continue
         lines = [f"{name} = {'none' if value is None else value}" for name, value in kept.items()]
+        lines = lines or ["nothing is changed: what the service gives at opening holds"]
         named = [] if place == directory else [f"{place.name}:"]
-        say(*named, *(lines or ["nothing is changed: what the service gives at opening holds"]))
+        show_result({"directory": str(place), "settings": kept}, named + lines, as_json=as_json)
 
 
 def _change_of(text: str) -> tuple[str, object]:
@@ -441,15 +439,13 @@ def parked_list(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click
     A service may have the outbox open.
     """
     found = parked_records(directory)
-    if as_json:
-        show_json({"parked": [one._asdict() for one in found]})
-        return
     columns = ["offset", "topic", "partition", "its offset", "parked", "error"]
     rows = [
         [str(one.number), one.topic, str(one.partition), str(one.offset), time_text(one.at_ms), one.message]
         for one in found
     ]
-    say(*(table(columns, rows, width()) if rows else ["no record is parked"]))
+    lines = table(columns, rows, width()) if rows else ["no record is parked"]
+    show_result({"parked": [one._asdict() for one in found]}, lines, as_json=as_json)
 
 
 @parked.command("resend", short_help="Append parked records anew.")
@@ -464,11 +460,9 @@ def parked_resend(offsets: tuple[int, ...], directory: Path, as_json: bool) -> N
     """
     asked = {"numbers": list(offsets)}
     found = _ask_or(directory, "parked-resend", asked, lambda: _in_closed(directory, "parked-resend", asked))
-    if as_json:
-        show_json({"resent": [{"partition": partition, "offset": offset} for partition, offset in found]})
-        return
-    for partition, offset in found:
-        say(f"appended to partition {partition} at offset {offset:,}")
+    resent = [{"partition": partition, "offset": offset} for partition, offset in found]
+    lines = [f"appended to partition {partition} at offset {offset:,}" for partition, offset in found]
+    show_result({"resent": resent}, lines, as_json=as_json)
 
 
 @parked.command("done", short_help="End parked records.")
@@ -479,7 +473,7 @@ def parked_done(offsets: tuple[int, ...], directory: Path, as_json: bool) -> Non
     """Say that the parked records at these OFFSETs of the parking log are dealt with. They stay in it."""
     asked = {"numbers": list(offsets)}
     _ask_or(directory, "parked-done", asked, lambda: _in_closed(directory, "parked-done", asked))
-    show_json({"done": list(offsets)}) if as_json else say(f"{len(offsets)} parked records are done")
+    show_result({"done": list(offsets)}, [f"{len(offsets)} parked records are done"], as_json=as_json)
 
 
 def _in_closed(directory: Path, call: str, arguments: dict[str, Any]) -> Any:
@@ -504,10 +498,8 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
     use new PIDs for these, too.
     """
     identity = repartition(directory, topic=topic)
-    if as_json:
-        show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
-    else:
-        say(f"the next start uses PID {identity.pid}, epoch {identity.pid_epoch}, and all partitions of the topic")
+    text = f"the next start uses PID {identity.pid}, epoch {identity.pid_epoch}, and all partitions of the topic"
+    show_result({"pid": identity.pid, "pid_epoch": identity.pid_epoch}, [text], as_json=as_json)
 
 
 @outbox.command("rebase", short_help="Ship again after the topic diverged.")
@@ -621,15 +613,13 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
         another=another,
         push=PushSettings(tls=tls),
     )
-    if as_json:
-        made_of, least = [one.address for one in made.members], made.min_insync_replicas
-        show_json({"outbox_id": str(made.outbox_id), "members": made_of, "min_insync_replicas": least})
-        return
-    say(
-        f"outbox {made.outbox_id} of topic {topic} is made: {made.min_insync_replicas} of {len(listed)} members "
-        "acknowledge each record"
+    made_of, least = [one.address for one in made.members], made.min_insync_replicas
+    lines = (
+        f"outbox {made.outbox_id} of topic {topic} is made: {least} of {len(listed)} members acknowledge each record",
+        f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)',
     )
-    say(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
+    result = {"outbox_id": str(made.outbox_id), "members": made_of, "min_insync_replicas": least}
+    show_result(result, lines, as_json=as_json)
 
 
 @outbox.command(short_help="Hand the lead over to another member.")
@@ -657,10 +647,7 @@ def transfer(directory: Path, to: int | None, as_json: bool) -> None:  # noqa: F
         done = ask(member.directory, "transfer", {"to": to})
     except NobodyAnswers as error:
         raise CommandRefused(_who_can(member)) from error
-    if as_json:
-        show_json({"member": done})
-    else:
-        say(f"member {done} takes over")
+    show_result({"member": done}, [f"member {done} takes over"], as_json=as_json)
 
 
 @outbox.command(short_help="Keep standbys from taking over for a while.")
@@ -702,12 +689,10 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     else:
         kept = hold_of(grant, time.time_ns() // 1_000_000)
         said = None if kept is None else {"until_ms": kept.until_ms, "reason": kept.reason}
-    if as_json:
-        show_json({"hold": said})
-    elif said is None:
-        say("takeovers are not held: standbys take over by themselves")
-    else:
-        say(f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}")
+    text = "takeovers are not held: standbys take over by themselves"
+    if said is not None:
+        text = f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}"
+    show_result({"hold": said}, [text], as_json=as_json)
 
 
 def _duration_s(text: str) -> int:
@@ -774,11 +759,9 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
                 raise
             say(f"{place.name}: skipped, process {error.pid} has it open", err=True)
             continue
-        name = "" if place == directory else f"{place.name}: "
-        if as_json:
-            show_json(found if place == directory else {"slot": place.name, **found})
-        else:
-            say(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
+        slot, name = ({}, "") if place == directory else ({"slot": place.name}, f"{place.name}: ")
+        text = f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s"
+        show_result(slot | found, [text], as_json=as_json)
 
 
 def _ship_one(

@@ -25,10 +25,7 @@ def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
     """The stream metadata in the record's key (carrier: "key") or header; None if it has none."""
     if is_in_key(record, carrier):
         return StreamMetadata.try_unpack(record.key)
-    for name, value in reversed(record.headers):
-        if name == METADATA_HEADER:
-            return StreamMetadata.try_unpack(value)
-    return None
+    return StreamMetadata.try_unpack(dict(record.headers).get(METADATA_HEADER))  # the last one counts
 
 
 def is_in_key(record: Record, carrier: str) -> bool:

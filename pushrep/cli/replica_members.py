@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import click
 
-from pushrep.cli.common import show_json
 from pushrep.cli.options import ADDRESS, addresses_of, tls_options
 from pushrep.cli.progress import progress
 from pushrep.election.candidate import LEADER_ALIVE_MS
@@ -29,7 +28,7 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.settings import DURATION_MAX_S
 from pushrep.status.table import count
-from pushrep.status.terminal import say
+from pushrep.status.terminal import say, show_result
 
 _PAUSE_S = 0.2
 _STEP_S = 1.0  # for a question to the service that is answered at once
@@ -327,13 +326,13 @@ def _behind(directory: Path, member: int) -> int | None:
 
 
 def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
-    if as_json:
-        show_json(done)
-        return
     listed = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in done["members"])
     addresses = [one["address"] for one in done["members"] if one["address"]]
-    say(f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}")
-    say(f"from the next open on: replicas={addresses}")
+    lines = (
+        f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}",
+        f"from the next open on: replicas={addresses}",
+    )
+    show_result(done, lines, as_json=as_json)
 
 
 @replica.command("adopt", short_help="Make an old leader's directory a copy.")

@@ -34,7 +34,7 @@ from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import EventLog, ReaderState, Startpoint, StartpointRefused, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 from pushrep.status.table import count, time_text
-from pushrep.status.terminal import say
+from pushrep.status.terminal import say, show_result
 
 
 @click.command("list", short_help="List the startpoints that wait.")
@@ -91,16 +91,15 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
     written = event_log.written(sequence)
     if written is None:
         raise StartpointRefused(f"there is no startpoint {sequence}: look with list")
-    if as_json:
-        show_json(_as_dict(event_log, written))
-        return
     marks = ", the replay filter's marks are reset" if written.startpoint.reset_marks else ""
-    say(f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}")
-    say(f"written {time_text(written.created_ms)} by {written.author}: {written.reason}")
-    say(f"expires {_expires(written)}; if it is out of range: {written.startpoint.out_of_range}")
-    for reader, state in event_log.readers(sequence).items():
-        say(f"{reader}: {_state_text(state)}")
-    say(f"state: {states_of(event_log, sequence)}")
+    lines = [
+        f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}",
+        f"written {time_text(written.created_ms)} by {written.author}: {written.reason}",
+        f"expires {_expires(written)}; if it is out of range: {written.startpoint.out_of_range}",
+        *(f"{reader}: {_state_text(state)}" for reader, state in event_log.readers(sequence).items()),
+        f"state: {states_of(event_log, sequence)}",
+    ]
+    show_result(_as_dict(event_log, written), lines, as_json=as_json)
 
 
 @click.command(short_help="Show every event in order.")
@@ -116,10 +115,7 @@ def history(directory: Path, store: str | None, consumer: str | None, topic: str
             written[fact.sequence] = fact
         if topic not in (None, written[fact.sequence].target.topic) or not _concerns(fact, written, consumer):
             continue
-        if as_json:
-            show_json(to_json(fact))
-        else:
-            say(line_of(fact))
+        show_result(to_json(fact), [line_of(fact)], as_json=as_json)
 
 
 def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> bool:
@@ -286,10 +282,8 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
         written = opened.write(
             target.consumer, target.topic, target.partition, startpoint, reason, task=task, author=author, ttl_s=ttl_s
         )
-    if as_json:
-        show_json({"sequence": written, "dry_run": dry_run})
-    else:
-        say(f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written")
+    text = f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written"
+    show_result({"sequence": written, "dry_run": dry_run}, [text], as_json=as_json)
 
 
 @click.command(short_help="Take startpoints back.")
@@ -315,10 +309,8 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
     cancelled = opened.delete_all(reason, author=author) if all_ else list(sequences)
     for sequence in sequences:
         opened.cancel(sequence, reason, author=author)
-    if as_json:
-        show_json({"cancelled": cancelled})
-    else:
-        say(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
+    text = f"cancelled: {', '.join(map(str, cancelled)) or 'none'}"
+    show_result({"cancelled": cancelled}, [text], as_json=as_json)
 
 
 def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run: bool = False) -> None:

@@ -46,7 +46,7 @@ from pushrep.startpoints import (
     resolve,
 )
 from pushrep.status.table import count
-from pushrep.status.terminal import say
+from pushrep.status.terminal import say, show_result
 
 _FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}
 _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
@@ -162,16 +162,12 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
             err=True,
         )
     _show(f"{consumer} at {name}: {look.words()}", parts, as_json=as_json)
-    sequences = None
+    sequences, text = None, "dry run: nothing was written"
     if not dry_run:
         wanted = {part.partition: part.startpoint() for part in parts}
         sequences = opened.write_each(consumer, name, wanted, reason, author=author, ttl_s=ttl_s)
-    if as_json:
-        show_json({"sequences": sequences, "dry_run": dry_run})
-    elif sequences is None:
-        say("dry run: nothing was written")
-    else:
-        say(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} applies them")
+        text = f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} applies them"
+    show_result({"sequences": sequences, "dry_run": dry_run}, [text], as_json=as_json)
 
 
 def _place(option: str, text: str) -> Startpoint:

@@ -6,12 +6,14 @@ retry     parked rows wait again, as new rows       drop      they are deleted
 """
 
 import logging
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pushrep.cli.common import log_at_least, show_json, stopped_by_signal
+from pushrep.cli.common import log_at_least, stopped_by_signal
 from pushrep.cli.options import client_properties_option, health_of, health_option, kafka_of, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import Outbox, OutboxConfig, read_identity
@@ -20,7 +22,7 @@ from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import many
 from pushrep.status.table import table as table_of
-from pushrep.status.terminal import say, width
+from pushrep.status.terminal import say, show_result, width
 from pushrep.status.text import relayed_text
 from pushrep.status.value import plain
 from pushrep.tables.adopt import adopt
@@ -117,16 +119,13 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
     """Show how many rows wait, since when, which are parked, and what keeps deleted rows from vacuum. Exit code: 0
     nothing is parked, 1 rows are, 3 the database did not tell.
     """
-    database = RelayDatabase(dsn, table, topic)
     try:
-        with database_errors():
+        with closing(RelayDatabase(dsn, table, topic)) as database, database_errors():
             system_id = database.check()
             state, rows, parked = database.state(), database.rows(), database.parked()
     except DatabaseFailed as error:
         say(f"error: {error}", err=True)
         ctx.exit(3)
-    finally:
-        database.close()
     shown: dict[str, Any] = {
         "topic": topic,
         "rows": plain(rows),
@@ -137,21 +136,14 @@ def status(ctx: click.Context, dsn: str, topic: str, table: str, as_json: bool) 
         "is_moved": state is not None and state.system_id != system_id,
         "parked": [{"id": row_id, "why": why} for row_id, why in parked],
     }
-    if as_json:
-        show_json(shown)
-    else:
-        say(f"topic {topic}: {relayed_text(shown['rows_relayed'], shown['rows'])}")
-        if state is None:
-            say("no relay of this topic ever ran: pushrep tables relay --help")
-        _show_parked(parked)
-    ctx.exit(1 if parked or shown["is_moved"] else 0)
-
-
-def _show_parked(parked: list[tuple[int, str]]) -> None:
+    lines = [f"topic {topic}: {relayed_text(shown['rows_relayed'], shown['rows'])}"]
+    if state is None:
+        lines.append("no relay of this topic ever ran: pushrep tables relay --help")
     if parked:
-        rows = [(str(row_id), why) for row_id, why in parked]
-        say(*table_of(["parked row", "why"], rows, width()))
-        say("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
+        lines += table_of(["parked row", "why"], [(str(row_id), why) for row_id, why in parked], width())
+        lines.append("correct what refuses them, then: pushrep tables retry ID; or pushrep tables drop ID")
+    show_result(shown, lines, as_json=as_json)
+    ctx.exit(1 if parked or shown["is_moved"] else 0)
 
 
 @tables.command("adopt", short_help="Go on after a restore of one of both.")
@@ -173,27 +165,20 @@ def adopt_command(dsn: str, directory: Path, table: str, dry_run: bool, as_json:
             directory, stored.topic, stored.partitions, stored.producer, carrier=stored.carrier,
             replicas=[address for _, address in stored.replicas], config=OutboxConfig(create=False),
         ) as outbox,
+        closing(RelayDatabase(dsn, table, stored.topic)) as database,
     ):  # fmt: skip
-        database = RelayDatabase(dsn, table, stored.topic)
-        try:
-            found = adopt(outbox, database, dry_run=dry_run)
-        finally:
-            database.close()
-    if as_json:
-        show_json({
-            "epoch": found.epoch, "waiting": found.waiting, "findings": list(found.findings),
-            "twice": list(found.twice),
-            "missing": {str(n): list(offsets) for n, offsets in found.missing.items()},
-        })  # fmt: skip
-        return
-    for line in found.findings:
-        say(line)
-    for partition, (first, end) in found.missing.items():
-        say(f"gone: the records [{first:,}, {end:,}) of partition {partition}, and their rows")
-    if found.twice:
-        say(f"may come twice, as their rows wait again: {', '.join(found.twice)}")
+        found = adopt(outbox, database, dry_run=dry_run)
     verb = "would be relayed" if dry_run else "will be relayed"
-    say(f"{many(found.waiting, 'row')} {verb} in epoch {found.epoch}")
+    lines = [
+        *found.findings,
+        *(
+            f"gone: the records [{first:,}, {end:,}) of partition {partition}, and their rows"
+            for partition, (first, end) in found.missing.items()
+        ),
+        *([f"may come twice, as their rows wait again: {', '.join(found.twice)}"] if found.twice else []),
+        f"{many(found.waiting, 'row')} {verb} in epoch {found.epoch}",
+    ]
+    show_result(asdict(found), lines, as_json=as_json)
 
 
 @tables.command(short_help="Let parked rows wait again.")
@@ -219,15 +204,10 @@ def drop(dsn: str, ids: tuple[int, ...], topic: str, table: str, as_json: bool) 
 
 
 def _end_parked(database: RelayDatabase, ids: tuple[int, ...], *, again: bool, as_json: bool) -> None:
-    with database_errors():
-        try:
-            database.check()
-            found = database.end_parked(ids, again=again)
-        finally:
-            database.close()
-    if as_json:
-        show_json({"retried" if again else "dropped": found})
-        return
-    say(f"{many(len(found), 'row')} {'wait again' if again else 'are dropped'}")
-    if missing := sorted(set(ids) - set(found)):
+    with database_errors(), closing(database):
+        database.check()
+        found = database.end_parked(ids, again=again)
+    text = f"{many(len(found), 'row')} {'wait again' if again else 'are dropped'}"
+    show_result({"retried" if again else "dropped": found}, [text], as_json=as_json)
+    if (missing := sorted(set(ids) - set(found))) and not as_json:
         say(f"not parked: {', '.join(map(str, missing))}", err=True)

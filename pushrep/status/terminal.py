@@ -5,11 +5,12 @@ title or write a line that looks like ours, and a bidirectional one would turn a
 `str.isprintable` refuses is shown as Python would escape it.
 """
 
+import json
 import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import click
@@ -39,6 +40,11 @@ def say(*lines: str, err: bool = False) -> None:
     for line in lines:
         text = printable(line)
         click.echo(click.style(text, **line.style) if isinstance(line, Styled) else text, err=err)
+
+
+def show_result(value: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command did: the value as JSON on one line, or else these lines, for people."""
+    say(*([json.dumps(value, default=str)] if as_json else lines))
 
 
 def width() -> int | None:
