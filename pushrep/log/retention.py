@@ -87,10 +87,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import islice, pairwise
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import NamedTuple, Protocol, Self
 
 from pushrep.env import Clock, Filesystem, file_size
 from pushrep.errors import ForkedProcess, PushrepError
@@ -146,38 +145,23 @@ class DerivedStore(Protocol):
         ...
 
 
-class Verdict(Enum):
-    """The decisions without a number."""
-
-    KEPT = auto()
-    DESTROYED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class CutTo:
-    """Forget everything from `offset` on."""
-
-    offset: int
-
-
-Judgement: TypeAlias = Verdict | CutTo
-
-
-def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> Judgement:
-    """What to do with a store in this state beside a log with these bounds; see the file's map."""
+def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> int | None:
+    """Where to cut a store in this state beside a log with these bounds; see the file's map. None: it is kept. 0: it is
+    destroyed.
+    """
     if end_offset == 0:
-        return Verdict.KEPT
+        return None
     if log.start == log.end != end_offset:
-        return Verdict.DESTROYED
+        return 0
     if end_offset > log.end:
-        return CutTo(log.end) if log.end else Verdict.DESTROYED
+        return log.end
     if last is None or not last[0] < end_offset:
-        return Verdict.DESTROYED  # the store contradicts itself
+        return 0  # the store contradicts itself
     offset, epoch = last
     if offset < log.start or epochs.epoch_of(offset) in {epoch, -1}:
-        return Verdict.KEPT  # the log has no epoch for removed records
+        return None  # the log has no epoch for removed records
     began = max((start for _, start in epochs.entries if start <= offset), default=0)
-    return CutTo(began) if began > log.start else Verdict.DESTROYED
+    return began if began > log.start else 0
 
 
 class DerivedStores:
@@ -201,18 +185,15 @@ class DerivedStores:
     def settle(self, log: Bounds, epochs: LeaderEpochs) -> None:
         """Cut or destroy stores that do not agree with the log. Raises PushrepError, OSError."""
         for store in self._stores:
-            while (judgement := judge(store.end_offset, store.last, log, epochs)) is not Verdict.KEPT:
-                if isinstance(judgement, CutTo):
-                    _cut(store, judgement.offset)
-                else:
-                    _destroy(store)
+            while (offset := judge(store.end_offset, store.last, log, epochs)) is not None:
+                _cut(store, offset)
 
     def cut_to(self, offset: int) -> None:
         """The log is about to be cut there. Raises PushrepError, OSError."""
         with self.lock:
             for store in self._stores:
                 if store.end_offset > offset:
-                    _cut(store, offset) if offset else _destroy(store)
+                    _cut(store, offset)
 
     def dispatch(self, reader: BatchReader, log: Bounds) -> None:
         """Dispatch to each store the whole batches in `log` that it lacks. Raises CorruptBatch, OSError, the store's
@@ -237,17 +218,12 @@ class DerivedStores:
 
 
 def _cut(store: DerivedStore, offset: int) -> None:
-    store.cut_to(offset)
-    _check_end(store, offset, f"cut to {offset}")
-
-
-def _destroy(store: DerivedStore) -> None:
-    store.destroy()
-    _check_end(store, 0, "destroyed")
-
-
-def _check_end(store: DerivedStore, offset: int, what: str) -> None:
+    if offset:
+        store.cut_to(offset)
+    else:
+        store.destroy()
     if store.end_offset > offset:
+        what = f"cut to {offset}" if offset else "destroyed"
         raise PushrepError(
             f"the derived store {store.name} still ends at {store.end_offset} after it was {what}: remove its "
             "files, it is built anew when the log is opened"
@@ -355,45 +331,27 @@ class Leases:
         self.break_all(f"it was not renewed for {self._max_s} s", is_late=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionFacts:
-    """The facts for retention at one moment. floor: the first needed offset.
-
-    log_bytes: of the whole log, the active segment included.
-    """
-
-    log_start_offset: int
-    floor: int
-    log_bytes: int
-    now_ms: int
-    retention_ms: int | None = None
-    retention_bytes: int | None = None
-
-
-def deletable(
-    sealed: Sequence[SealedSegment], facts: RetentionFacts, newest_ms: Callable[[SealedSegment], int]
+def deletable(  # noqa: PLR0913 - the rules, each with its limit
+    sealed: Sequence[SealedSegment],
+    floor: int,
+    newest_ms: Callable[[SealedSegment], int],
+    *,
+    before_offset: int = 0,
+    before_ms: int = 0,
+    excess_bytes: int = -1,
 ) -> Iterator[SealedSegment]:
-    """The sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
+    """The sealed segments, oldest first, that are to go and that nobody needs. Decides; deletes nothing.
 
-    `newest_ms` gives the newest timestamp of a segment; it is called only if the time decides.
+    A segment goes if it ends at or below `before_offset`, if its newest record is older than `before_ms`, or if it lies
+    in the first `excess_bytes` of the log. The first one that has to stay keeps all after it. floor: the first needed
+    offset. newest_ms: gives the newest timestamp of a segment; it is called only if the time decides.
     """
-    left_bytes = facts.log_bytes
     for segment in sealed:
-        if segment.end_offset > facts.floor:
-            return
-        left_bytes -= segment.size_bytes
-        if not (
-            segment.end_offset <= facts.log_start_offset
-            or (facts.retention_bytes is not None and left_bytes >= facts.retention_bytes)
-            or (facts.retention_ms is not None and _is_older(newest_ms(segment), facts))
-        ):
+        excess_bytes -= segment.size_bytes
+        is_due = segment.end_offset <= before_offset or excess_bytes >= 0
+        if segment.end_offset > floor or not (is_due or (before_ms and 0 <= newest_ms(segment) < before_ms)):
             return
         yield segment
-
-
-def _is_older(newest_ms: int, facts: RetentionFacts) -> bool:
-    assert facts.retention_ms is not None
-    return 0 <= newest_ms < facts.now_ms - facts.retention_ms
 
 
 class ClockWatch:
@@ -421,28 +379,6 @@ class ClockWatch:
         self._note = ClockNote(rested_ms, boot_ms, offset_ms)
         self._view.keep_clock_note(self._note)
         return rested_ms
-
-
-def purgeable(
-    sealed: Sequence[SealedSegment],
-    floor: int,
-    newest_ms: Callable[[SealedSegment], int],
-    *,
-    before_offset: int | None = None,
-    before_ms: int | None = None,
-) -> Iterator[SealedSegment]:
-    """The sealed segments, oldest first, that an operator wants removed and nobody needs. Decides; deletes nothing.
-
-    A segment goes if it ends at or below `before_offset`, or if its newest record is older than `before_ms`. The first
-    one that has to stay keeps all after it.
-    """
-    for segment in sealed:
-        is_old = before_offset is not None and segment.end_offset <= before_offset
-        if not is_old and before_ms is not None:
-            is_old = 0 <= newest_ms(segment) < before_ms
-        if not is_old or segment.end_offset > floor:
-            return
-        yield segment
 
 
 NeededFrom = Callable[[], int | None]
@@ -514,7 +450,8 @@ class Retention:
         """Whether removal by time rests, as the last pass found it."""
         self._lock = threading.RLock()
         self._holders: dict[str, NeededFrom] = {}
-        self._leases = Leases(clock, config.lease_max_s)
+        self.leases = Leases(clock, config.lease_max_s)
+        """The leases that keep segments from being removed."""
         self._sizes: dict[int, int] = {}
         self._newest_ms: dict[int, int | None] = {}  # None: it can't be read
         self._file_ms: dict[int, int] = {}
@@ -532,12 +469,7 @@ class Retention:
     @property
     def has_work(self) -> bool:
         """Whether passes have to run: there is a rule, or a lease that may expire."""
-        return self._config.retention != (None, None) or len(self._leases) > 0
-
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        """The leases that keep segments from being removed."""
-        return tuple(self._leases)
+        return self._config.retention != (None, None) or bool(self.leases)
 
     def hold(self, name: str, needed_from: NeededFrom) -> None:
         """Keep everything from `needed_from()` on, until `drop(name)`. ValueError if the name is taken."""
@@ -556,17 +488,13 @@ class Retention:
         """Hold everything from `offset` on. Raises OffsetOutOfRange."""
         with self._lock:
             self._checked(offset)
-            return self._leases.acquire(name, offset, on_broken)
+            return self.leases.acquire(name, offset, on_broken)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """For a cut of the log: in this context nothing is removed and no derived store gets batches."""
         with self._lock, self._derived.lock:
             yield
-
-    def break_leases(self, reason: str) -> None:
-        """End every lease; their holders are notified."""
-        self._leases.break_all(reason)
 
     def forget(self) -> None:
         """Forget the remembered sizes and times of segments: the log is about to be cut."""
@@ -581,7 +509,7 @@ class Retention:
         Raises OSError, CorruptBatch for a segment whose times can't be read: it stays, for an operator to look at.
         """
         with self._lock:
-            self._leases.expire()
+            self.leases.expire()
             if not self._log.is_writable:
                 return ()
             self._look_at_clocks()
@@ -589,7 +517,9 @@ class Retention:
             sealed = self._sealed()
             if not sealed:
                 return ()
-            chosen = list(islice(deletable(sealed, self._facts(sealed), self._dated_ms), self._config.retention_files))
+            self.bring_derived_up()
+            due = deletable(sealed, self._floor()[0], self._dated_ms, **self._limits(sealed))
+            chosen = list(islice(due, self._config.retention_files))
             if not chosen:
                 return ()
             _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
@@ -603,7 +533,7 @@ class Retention:
             return
         if self._active_ms(active) >= now_ms - retention_ms:
             return
-        self._bring_derived_up()
+        self.bring_derived_up()
         if self._floor()[0] >= end:  # else it stays in any case
             self._log.roll()
 
@@ -619,8 +549,8 @@ class Retention:
             if not inside:
                 start = max((base for base in bases if base <= start), default=bounds.start)
             if start > bounds.start:
-                self._leases.expire()
-                self._bring_derived_up()
+                self.leases.expire()
+                self.bring_derived_up()
                 needed_from, by = self._floor()
                 if start > needed_from:
                     raise StillNeeded(start, needed_from, by)
@@ -643,12 +573,12 @@ class Retention:
         dry_run: say which they are. Raises OSError.
         """
         with self._lock:
-            self._leases.expire()
-            self._bring_derived_up()
+            self.leases.expire()
+            self.bring_derived_up()
             needed_from, by = self._floor()
-            sealed, limits = self._sealed(), {"before_offset": before_offset, "before_ms": before_ms}
-            chosen = tuple(purgeable(sealed, needed_from, self._dated_ms, **limits))
-            wanted = tuple(purgeable(sealed, self._log.bounds().end, self._dated_ms, **limits))
+            sealed, limits = self._sealed(), {"before_offset": before_offset or 0, "before_ms": before_ms or 0}
+            chosen = tuple(deletable(sealed, needed_from, self._dated_ms, **limits))
+            wanted = tuple(deletable(sealed, self._log.bounds().end, self._dated_ms, **limits))
             if chosen and not dry_run:
                 self._move_log_start(chosen[-1].end_offset)
             is_held = len(wanted) > len(chosen)
@@ -673,21 +603,17 @@ class Retention:
         pairs = pairwise(self._log.bases(fresh=True))
         return [SealedSegment(base, next_base, self._size(base)) for base, next_base in pairs]
 
-    def _facts(self, sealed: Sequence[SealedSegment]) -> RetentionFacts:
+    def _limits(self, sealed: Sequence[SealedSegment]) -> dict[str, int]:
+        """What `deletable` goes by now."""
         retention_ms, retention_bytes = self._config.retention
-        active = self._log.bases(fresh=True)[-1]
-        self._sizes.pop(active, None)  # it grows
-        self._bring_derived_up()
-        facts = RetentionFacts(
-            log_start_offset=self._log.bounds().start,
-            floor=self._floor()[0],
-            log_bytes=sum(segment.size_bytes for segment in sealed) + self._size(active),
-            now_ms=self._clock.wall_ms(),
-            retention_ms=retention_ms if self.held is None else None,
-            retention_bytes=retention_bytes,
-        )
-        self._sizes.pop(active, None)
-        return facts
+        limits = {"before_offset": self._log.bounds().start}
+        if retention_ms is not None and self.held is None:
+            limits["before_ms"] = max(0, self._clock.wall_ms() - retention_ms)
+        if retention_bytes is not None:
+            active = segment_path(self._directory, self._log.bases(fresh=True)[-1])
+            active_bytes = file_size(self._filesystem, active) or 0
+            limits["excess_bytes"] = sum(one.size_bytes for one in sealed) + active_bytes - retention_bytes
+        return limits
 
     def _floor(self) -> tuple[int, str]:
         """(the lowest offset that is needed, the name of what needs it)."""
@@ -696,15 +622,15 @@ class Retention:
             offset = needed_from()
             if offset is not None:
                 needs.append((offset, name))
-        needs += [(lease.offset, f"the lease of {lease.name}") for lease in self._leases]
+        needs += [(lease.offset, f"the lease of {lease.name}") for lease in self.leases]
         if (lowest := self._derived.lowest_end()) is not None:
             needs.append(lowest)
         return min(needs)
 
-    def _bring_derived_up(self) -> None:
+    def bring_derived_up(self) -> None:
+        """Give the derived stores the stable batches that they lack. Raises as DerivedStores.dispatch."""
         if self._derived:
-            bounds = self._log.bounds()
-            self._derived.dispatch(self._reader, Bounds(bounds.start, self._log.stable_offset))
+            self._derived.dispatch(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
 
     def _dated_ms(self, segment: SealedSegment) -> int:
         """The time by which a segment ages; -1 if it can't be read."""
@@ -779,12 +705,11 @@ class BackgroundTasks:
         self._clock, self._synced_ms = clock, clock.monotonic_ms()
         self._level = DiskLevel.ROOM
         self._rolled = False
-        self._log: KeptLog | None = None
         self._flusher: Flusher | None = None
 
-    def begin(self, log: KeptLog, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
+    def begin(self, retention: Retention, flusher: Flusher | None) -> None:
         """The log is open. flusher: None on a simulated clock."""
-        self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
+        self.retention, self._flusher = retention, flusher
         if flusher is not None:
             flusher.attach(self)
         retention.begin()
@@ -821,8 +746,7 @@ class BackgroundTasks:
 
     def about_to_cut(self, offset: int) -> None:
         """The log will end at `offset`: cut the derived stores first. Raises PushrepError, OSError."""
-        if self._log is not None:
-            self.retention.forget()
+        self.retention.forget()
         self._derived.cut_to(offset)
 
     def rolled(self) -> None:
@@ -836,7 +760,7 @@ class BackgroundTasks:
             self._level = self._watch.level(self._limits, max_age_ms=LOOK_MS)
             self._notify()
             if self._level >= DiskLevel.PRESSED:
-                self.retention.break_leases(self._too_full())
+                self.retention.leases.break_all(self._too_full())
             if self._level >= DiskLevel.PRESSED or (
                 self.retention.has_work and (self._rolled or self._flusher is None)
             ):
@@ -868,9 +792,8 @@ class BackgroundTasks:
             self._flusher.soon(self, 0)  # there may be more to remove; other logs' flushes come first
 
     def _notify(self) -> None:
-        assert self._log is not None
         if self._derived:
-            self._derived.dispatch(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
+            self.retention.bring_derived_up()
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._synced_ms >= DERIVED_SYNC_MS:
                 self._synced_ms = now_ms

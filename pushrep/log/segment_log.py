@@ -127,7 +127,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     retention = Retention(writer, reader, derived, config, view, filesystem, context.clock)
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
-    background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
+    background.begin(retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
     return OpenedLog(loaded.log_id, report, writer, reader, background)
 
 
@@ -558,7 +558,7 @@ class SegmentLog(ClosedAtExit):
     def leases(self) -> tuple[Lease, ...]:
         """The leases that keep records of this log from being removed. Raises LogClosed."""
         self._checked_writer()
-        return self._background.retention.leases
+        return tuple(self._background.retention.leases)
 
     @property
     def retention_held(self) -> RetentionHeld | None:
@@ -736,7 +736,6 @@ class SegmentLog(ClosedAtExit):
         writer = self._checked_writer()
         with self._background.retention.paused():
             kept = writer.begin_anew(offset, leader_epoch)
-        self._background.retention.forget()
         self._reader.forget()
         return kept
 
@@ -916,7 +915,7 @@ class SegmentLog(ClosedAtExit):
                 self._rebuild_suspect_indexes()
         finally:
             # Not before: a holder who is told of it looks whether the log is closed.
-            self._background.retention.break_leases("the log was closed")
+            self._background.retention.leases.break_all("the log was closed")
             view = self._context.view
             try:
                 view.close(clean)

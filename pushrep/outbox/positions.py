@@ -45,7 +45,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.reader import LogReader
-from pushrep.log.retention import Verdict, judge
+from pushrep.log.retention import judge
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns
@@ -410,7 +410,7 @@ class PositionsFollower:
         if store.end_offset >= bounds.end:  # nothing is new, or no node runs to publish the log's end
             return
         epochs = read_leader_epochs(path, self._filesystem) or LeaderEpochs()
-        if judge(store.end_offset, store.last, bounds, epochs) is not Verdict.KEPT:
+        if judge(store.end_offset, store.last, bounds, epochs) is not None:
             store.destroy()
         for batch in log.batches(max(store.end_offset, bounds.start), bounds.end):
             if self._stop.is_set() or batch.header.next_offset > bounds.end:

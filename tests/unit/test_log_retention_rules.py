@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.log.retention import RetentionFacts, deletable
+from pushrep.log.retention import deletable
 from pushrep.log.segment import SealedSegment
 
 DAY_MS = 86_400_000
@@ -14,33 +14,40 @@ SEALED = [SealedSegment(0, 1000, 100), SealedSegment(1000, 2000, 100), SealedSeg
 NEWEST_MS = {0: NOW_MS - 9 * DAY_MS, 1000: NOW_MS - 5 * DAY_MS, 2000: NOW_MS - 1 * DAY_MS}
 
 
-def gone(newest_ms=NEWEST_MS, **changed):
-    settings = {"log_start_offset": 0, "floor": 3500, "log_bytes": 350, "now_ms": NOW_MS} | changed
-    found = deletable(SEALED, RetentionFacts(**settings), lambda segment: newest_ms[segment.base_offset])
+def gone(newest_ms=NEWEST_MS, floor=3500, **limits):
+    found = deletable(SEALED, floor, lambda segment: newest_ms[segment.base_offset], **limits)
     return [segment.base_offset for segment in found]
+
+
+def before(age_ms):
+    return {"before_ms": NOW_MS - age_ms}
+
+
+def beyond(kept_bytes):
+    return {"excess_bytes": 350 - kept_bytes}
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
         ({}, []),
-        ({"log_start_offset": 999}, []),
-        ({"log_start_offset": 1000}, [0]),
-        ({"log_start_offset": 2999}, [0, 1000]),
-        ({"retention_ms": 10 * DAY_MS}, []),
-        ({"retention_ms": 9 * DAY_MS}, []),
-        ({"retention_ms": 9 * DAY_MS - 1}, [0]),
-        ({"retention_ms": 2 * DAY_MS}, [0, 1000]),
-        ({"retention_ms": 0}, [0, 1000, 2000]),
-        ({"retention_bytes": 350}, []),
-        ({"retention_bytes": 251}, []),
-        ({"retention_bytes": 250}, [0]),
-        ({"retention_bytes": 0}, [0, 1000, 2000]),
-        ({"retention_bytes": 250, "retention_ms": 2 * DAY_MS}, [0, 1000]),
-        ({"retention_bytes": 0, "floor": 2999}, [0, 1000]),
-        ({"retention_bytes": 0, "floor": 1000}, [0]),
-        ({"retention_bytes": 0, "floor": 999}, []),
-        ({"log_start_offset": 1000, "floor": 0}, []),
+        ({"before_offset": 999}, []),
+        ({"before_offset": 1000}, [0]),
+        ({"before_offset": 2999}, [0, 1000]),
+        (before(10 * DAY_MS), []),
+        (before(9 * DAY_MS), []),
+        (before(9 * DAY_MS - 1), [0]),
+        (before(2 * DAY_MS), [0, 1000]),
+        (before(0), [0, 1000, 2000]),
+        (beyond(350), []),
+        (beyond(251), []),
+        (beyond(250), [0]),
+        (beyond(0), [0, 1000, 2000]),
+        (beyond(250) | before(2 * DAY_MS), [0, 1000]),
+        (beyond(0) | {"floor": 2999}, [0, 1000]),
+        (beyond(0) | {"floor": 1000}, [0]),
+        (beyond(0) | {"floor": 999}, []),
+        ({"before_offset": 1000, "floor": 0}, []),
     ],
 )
 def test_every_row(changed, expected):
@@ -49,15 +56,13 @@ def test_every_row(changed, expected):
 
 @pytest.mark.parametrize("strange", [-1, NOW_MS + 9 * DAY_MS])
 def test_a_segment_without_times_or_from_the_future_stays_and_keeps_what_is_behind_it(strange):
-    assert gone(NEWEST_MS | {1000: strange}, retention_ms=0) == [0]
+    assert gone(NEWEST_MS | {1000: strange}, **before(0)) == [0]
 
 
 def test_times_are_asked_of_no_more_segments_than_needed():
     asked = []
-    keeping = RetentionFacts(log_start_offset=0, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_ms=2 * DAY_MS)
-    keeping_by_size = RetentionFacts(log_start_offset=1000, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_bytes=0)
-    for rules in (keeping, keeping_by_size):
-        list(deletable(SEALED, rules, lambda s: asked.append(s.base_offset) or NEWEST_MS[s.base_offset]))
+    for limits in (before(2 * DAY_MS), beyond(0) | {"before_offset": 1000}):
+        list(deletable(SEALED, 3500, lambda s: asked.append(s.base_offset) or NEWEST_MS[s.base_offset], **limits))
     assert asked == [0, 1000, 2000], "only by time, and only up to the first that stays"
 
 
@@ -73,15 +78,12 @@ def test_never_above_the_floor_and_always_the_oldest(ends, start, floor, retenti
     for size in ends:
         sealed.append(SealedSegment(base, base + size, size))
         base += size
-    keeping = RetentionFacts(
-        log_start_offset=start,
-        floor=floor,
-        log_bytes=base + 7,
-        now_ms=100,
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
-    )
-    found = list(deletable(sealed, keeping, lambda segment: segment.base_offset % 101))
+    limits = {"before_offset": start}
+    if retention_ms is not None:
+        limits["before_ms"] = 100 - retention_ms
+    if retention_bytes is not None:
+        limits["excess_bytes"] = base + 7 - retention_bytes
+    found = list(deletable(sealed, floor, lambda segment: segment.base_offset % 101, **limits))
     assert found == sealed[: len(found)], "a prefix: what is left has no hole"
     assert all(segment.end_offset <= floor for segment in found)
     kept_bytes = base + 7 - sum(segment.size_bytes for segment in found)

@@ -7,14 +7,14 @@ import pytest
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.log.reader import Bounds
-from pushrep.log.retention import CutTo, Verdict, judge
+from pushrep.log.retention import judge
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 CONFIG = LogConfig(segment_bytes=1000, preallocate_bytes=0, flush_ms=50)
-KEPT, DESTROYED = Verdict.KEPT, Verdict.DESTROYED
+KEPT, DESTROYED = None, 0
 EPOCHS = LeaderEpochs(((3, 10), (5, 40), (6, 95)))
 
 
@@ -26,13 +26,13 @@ EPOCHS = LeaderEpochs(((3, 10), (5, 40), (6, 95)))
         (7, (6, 3), (0, 0), DESTROYED),
         (7, (6, 3), (10, 10), DESTROYED),
         (10, (9, 3), (10, 10), KEPT),
-        (101, (100, 6), (10, 100), CutTo(100)),
+        (101, (100, 6), (10, 100), 100),
         (100, (99, 6), (10, 100), KEPT),
         (40, (39, 3), (10, 100), KEPT),
-        (41, (40, 3), (10, 100), CutTo(40)),
-        (60, (59, 3), (10, 100), CutTo(40)),
-        (60, (59, 9), (10, 100), CutTo(40)),
-        (98, (97, 5), (10, 100), CutTo(95)),
+        (41, (40, 3), (10, 100), 40),
+        (60, (59, 3), (10, 100), 40),
+        (60, (59, 9), (10, 100), 40),
+        (98, (97, 5), (10, 100), 95),
         (30, (29, 2), (10, 100), DESTROYED),
         (30, (29, 5), (10, 100), DESTROYED),
         (50, (49, 3), (40, 100), DESTROYED),

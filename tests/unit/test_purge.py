@@ -14,7 +14,7 @@ from pushrep.errors import BadArgument
 from pushrep.kafka.parking import parking_name
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.retention import purgeable
+from pushrep.log.retention import deletable
 from pushrep.log.segment import SealedSegment
 from pushrep.outbox import Outbox
 from pushrep.outbox.control import CallRefused, ask
@@ -39,7 +39,7 @@ SEALED = [SealedSegment(base, base + 10, 100) for base in (0, 10, 20, 30)]
 )
 def test_what_may_go(wanted, floor, gone):
     newest_ms = {0: 5, 10: 24, 20: -1, 30: 3}  # one without a time stays, and keeps what is behind it
-    chosen = purgeable(SEALED, floor, lambda segment: newest_ms[segment.base_offset], **wanted)
+    chosen = deletable(SEALED, floor, lambda segment: newest_ms[segment.base_offset], **wanted)
     assert [segment.base_offset for segment in chosen] == gone
 
 
