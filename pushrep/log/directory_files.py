@@ -266,10 +266,10 @@ def write_checkpoint(
     write_atomic(filesystem, directory / checkpoint.value, [encode_checkpoint(offsets)])
 
 
-def read_bounded(path: Path, filesystem: Filesystem) -> bytes | None:
+def read_bounded(path: Path, filesystem: Filesystem, bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
     """The bytes of a small file, None if it is absent. Raises BadLogFile for one that is far too large."""
     try:
-        return read_whole(filesystem, path, FILE_BYTES_MAX)
+        return read_whole(filesystem, path, bytes_max)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise BadLogFile(error.strerror) from error

@@ -9,7 +9,7 @@ Kafka's tool goes on after a batch with a wrong CRC. This one stops there and sa
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +175,7 @@ def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | Non
 
 
 def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd | BadFile]:
-    limit = _published_end(path, base)
-    missing, following = _beside(path, base)  # before it is read: a writer may go on in the next one
+    missing, following, limit = _beside(path, base)  # before it is read: a writer may go on in the next one
     if missing is not None and window.start < base:
         yield BadFile(missing)
     with closing(REAL_FILESYSTEM.open(path, writable=False)) as file:
@@ -202,27 +201,18 @@ def _batches(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedBatc
                 return
 
 
-def _beside(path: Path, base: int) -> tuple[str | None, int | None]:
+def _beside(path: Path, base: int) -> tuple[str | None, int | None, int | None]:
     """What is missing before a segment that is the log's first, if that does not begin there; the base offset of the
-    next one.
+    next one; without one, where to stop beside a running writer, which goes on writing after it.
     """
     log = path.resolve().parent
     if not is_log(log):
-        return None, None
-    bases = list_segments(REAL_FILESYSTEM, log)
-    start, missing = read_state(log).log_start_offset, None
-    if base == bases[0] and start is not None and start < base:
-        missing = f"the log starts at offset {start}, its first file is missing"
-    return missing, min((one for one in bases if one > base), default=None)
-
-
-def _published_end(path: Path, base: int) -> int | None:
-    """Where to stop in the newest segment beside a running writer, which goes on writing after it."""
-    log = path.resolve().parent
-    if not is_log(log) or list_segments(REAL_FILESYSTEM, log)[-1] != base:
-        return None
-    expected = Expected.of(read_state(log))
-    return expected.below if expected.is_live else None
+        return None, None, None
+    bases, state, missing = list_segments(REAL_FILESYSTEM, log), read_state(log), None
+    if base == bases[0] and state.log_start_offset is not None and state.log_start_offset < base:
+        missing = f"the log starts at offset {state.log_start_offset}, its first file is missing"
+    following = min((one for one in bases if one > base), default=None)
+    return missing, following, Expected.of(state).below if state.is_live and following is None else None
 
 
 def _entries(path: Path, base: int, window: OffsetWindow) -> Iterator[DumpedEntry | BadFile]:
@@ -252,28 +242,18 @@ def _checkpoint_lines(data: bytes) -> list[str]:
     return [f"{name}: {offset}" for name, offset in decode_checkpoint(data).items()]
 
 
-def _marker_lines(data: bytes) -> list[str]:
-    return [
+_DECODERS: dict[str, Callable[[bytes], list[str]]] = {
+    **{checkpoint.value: _checkpoint_lines for checkpoint in CheckpointFile},
+    CLEANER_CHECKPOINT_NAME: _checkpoint_lines,
+    CLEAN_MARKER_NAME: lambda data: [
         f"{name}: endOffset: {log.end_offset} lastSegmentBytes: {log.last_segment_bytes} leaderEpoch: "
         f"{log.leader_epoch}"
         for name, log in decode_clean_marker(data).items()
-    ]
-
-
-def _epoch_lines(data: bytes) -> list[str]:
-    return [f"epoch: {epoch} startOffset: {start}" for epoch, start in decode_leader_epochs(data).entries]
-
-
-def _metadata_lines(data: bytes) -> list[str]:
-    return [f"topic_id: {decode_partition_metadata(data)}"]
-
-
-_DECODERS = {
-    **{checkpoint.value: _checkpoint_lines for checkpoint in CheckpointFile},
-    CLEANER_CHECKPOINT_NAME: _checkpoint_lines,
-    CLEAN_MARKER_NAME: _marker_lines,
-    LEADER_EPOCHS_NAME: _epoch_lines,
-    PARTITION_METADATA_NAME: _metadata_lines,
+    ],
+    LEADER_EPOCHS_NAME: lambda data: [
+        f"epoch: {epoch} startOffset: {start}" for epoch, start in decode_leader_epochs(data).entries
+    ],
+    PARTITION_METADATA_NAME: lambda data: [f"topic_id: {decode_partition_metadata(data)}"],
 }
 _KNOWN_NAMES = ", ".join(_DECODERS)
 assert issubclass(BadLogFile, ValueError)

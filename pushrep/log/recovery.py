@@ -100,21 +100,6 @@ class Opening(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryFacts:
-    """What is known before a batch is read.
-
-    bases: base offsets of the segments, ascending. newest_bytes: size of the newest segment's file.
-    recovery_point: as checkpointed, None if there is none. clean: the log's line of the marker.
-    """
-
-    bases: Sequence[int]
-    newest_bytes: int
-    recovery_point: int | None
-    clean: CleanLog | None
-    verify_last_segments: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
     """Scan `bases[first:]`; in the first of them from the batch that holds `start_offset` on.
 
@@ -128,40 +113,40 @@ class RecoveryPlan:
     recovery_point: int
 
 
-def recovery_plan(facts: RecoveryFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
+def recovery_plan(  # noqa: PLR0913 - what is known before a batch is read
+    bases: Sequence[int],
+    first_batch_is_whole: Callable[[int], bool],
+    *,
+    newest_bytes: int,
+    recovery_point: int | None,
+    clean: CleanLog | None,
+    verify_last_segments: int = 0,
+) -> RecoveryPlan:
     """The plan for a log with at least one segment.
 
-    `first_batch_is_whole(base)`: whether the segment begins with a whole batch of its range; called for as few segments
-    as possible, newest first.
+    bases: base offsets of the segments, ascending. newest_bytes: size of the newest segment's file. recovery_point: as
+    checkpointed, None if there is none. clean: the log's line of the marker. `first_batch_is_whole(base)`: whether the
+    segment begins with a whole batch of its range; called for as few segments as possible, newest first.
     """
-    lowest = facts.bases[0]
-    recovery_point = lowest if facts.recovery_point is None else max(lowest, facts.recovery_point)
-    if facts.clean is not None and facts.clean.last_segment_bytes == facts.newest_bytes:
-        return _normal(facts, facts.clean)
-    changed = facts.clean is not None
-    reason = "it changed after it was closed" if changed else "it was not closed"
-    first = len(facts.bases) - 1
-    while first > 0 and (facts.bases[first] > recovery_point or not first_batch_is_whole(facts.bases[first])):
+    first = len(bases) - 1
+    if clean is not None and clean.last_segment_bytes == newest_bytes:
+        first = max(0, len(bases) - max(1, verify_last_segments))
+        return RecoveryPlan(
+            opening=Opening.NORMAL,
+            reason="closed clean",
+            first=first,
+            start_offset=bases[first] if verify_last_segments else max(bases[first], clean.end_offset),
+            recovery_point=clean.end_offset,  # the marker is written after everything below is on disk
+        )
+    recovery_point = max(bases[0], recovery_point or 0)
+    while first > 0 and (bases[first] > recovery_point or not first_batch_is_whole(bases[first])):
         first -= 1
     return RecoveryPlan(
         opening=Opening.ABNORMAL,
-        reason=reason,
+        reason="it was not closed" if clean is None else "it changed after it was closed",
         first=first,
-        start_offset=max(facts.bases[first], recovery_point),
+        start_offset=max(bases[first], recovery_point),
         recovery_point=recovery_point,
-    )
-
-
-def _normal(facts: RecoveryFacts, clean: CleanLog) -> RecoveryPlan:
-    newest = len(facts.bases) - 1
-    first = max(0, newest + 1 - facts.verify_last_segments) if facts.verify_last_segments else newest
-    start_offset = facts.bases[first] if facts.verify_last_segments else max(facts.bases[newest], clean.end_offset)
-    return RecoveryPlan(
-        opening=Opening.NORMAL,
-        reason="closed clean",
-        first=first,
-        start_offset=start_offset,
-        recovery_point=clean.end_offset,  # the marker is written after everything below is on disk
     )
 
 
@@ -336,7 +321,10 @@ class Recovery:
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
         self._refuse_odd_names(names, bases)
-        bases = self._without_those_below(bases, log_start_offset or 0)
+        # Their removal was not finished, or a power cut undid it.
+        below = [base for base, next_base in pairwise(bases) if next_base <= (log_start_offset or 0)]
+        remove_segments(self._filesystem, self._directory, below)
+        bases = bases[len(below) :]
         self._moving = end_moves(self._filesystem, self._directory, names)
         for name in (*orphan_indexes_in(names), *half_made_in(names)):
             self._filesystem.remove(self._directory / name)
@@ -347,7 +335,14 @@ class Recovery:
             raise CorruptLog(
                 self._directory, missing, f"the log starts at {log_start_offset}, its first file is missing"
             )
-        plan = self._plan(bases, recovery_point, clean)
+        plan = recovery_plan(
+            bases,
+            self._first_batch_is_whole,
+            newest_bytes=self._size(bases[-1]),
+            recovery_point=recovery_point,
+            clean=clean,
+            verify_last_segments=self._config.verify_last_segments,
+        )
         if plan.opening is Opening.ABNORMAL:
             if self._is_suspect:
                 plan = replace(plan, start_offset=bases[plan.first])
@@ -367,12 +362,6 @@ class Recovery:
             return self._carry_out(plan, bases, log_start_offset)
         return recovered
 
-    def _without_those_below(self, bases: list[int], log_start_offset: int) -> list[int]:
-        """Remove whole segments below the log start: their removal was not finished, or a power cut undid it."""
-        below = [base for base, next_base in pairwise(bases) if next_base <= log_start_offset]
-        remove_segments(self._filesystem, self._directory, below)
-        return bases[len(below) :]
-
     def _new(self, recovery_point: int | None, log_start_offset: int | None) -> Recovered:
         start = log_start_offset or 0
         if recovery_point is not None and recovery_point > start:
@@ -383,16 +372,6 @@ class Recovery:
             opening=Opening.NORMAL, reason="a new log", first=0, start_offset=start, recovery_point=start
         )
         return self._recovered(plan, [start], active, start)
-
-    def _plan(self, bases: Sequence[int], recovery_point: int | None, clean: CleanLog | None) -> RecoveryPlan:
-        facts = RecoveryFacts(
-            bases=bases,
-            newest_bytes=self._size(bases[-1]),
-            recovery_point=recovery_point,
-            clean=clean,
-            verify_last_segments=self._config.verify_last_segments,
-        )
-        return recovery_plan(facts, self._first_batch_is_whole)
 
     def _first_batch_is_whole(self, base: int) -> bool:
         with closing(self._filesystem.open(segment_path(self._directory, base), writable=False)) as file:
@@ -413,14 +392,12 @@ class Recovery:
         """Let the scan read what the disk holds, not the page cache."""
         bases, self._unsettled = self._unsettled, ()
         for base in bases:
-            file = self._filesystem.open(segment_path(self._directory, base))
-            try:
-                file.sync()
-                file.drop_cache()
-            except OSError as error:
-                raise LogPoisoned(self._directory, error) from error
-            finally:
-                file.close()
+            with closing(self._filesystem.open(segment_path(self._directory, base))) as file:
+                try:
+                    file.sync()
+                    file.drop_cache()
+                except OSError as error:
+                    raise LogPoisoned(self._directory, error) from error
 
     def _carry_out(self, plan: RecoveryPlan, bases: list[int], log_start_offset: int | None) -> Recovered:
         start = bases[0] if log_start_offset is None else log_start_offset
@@ -455,16 +432,21 @@ class Recovery:
         """
         end = self._walk(segment, plan, number, next_base)
         if self._is_copy and isinstance(end, Damage) and next_base is None:
-            return self._as_in_a_copy(segment, end)
+            goes_on = holds_whole_batch(segment.file, end.position, end.next_offset)
+            return end if goes_on else TornTail(end.position, end.next_offset, f"{end.reason}; a copy ends here")
         if self._closed_at is not None and isinstance(end, TornTail):
             return Damage(end.position, end.next_offset, end.reason)  # a clean close leaves no torn tail
         if not isinstance(end, CleanEnd) or next_base is None:
             return end
         if end.next_offset < next_base and self._is_repairable(plan, next_base):
             return Damage(end.position, end.next_offset, f"it ends at {end.next_offset}, not at {next_base}")
-        self._check_joint(segment.base_offset, segment.next_offset, next_base)
-        why = self._broken_seal(segment)
-        return end if why is None else Damage(0, segment.base_offset, why)
+        if segment.next_offset != next_base:
+            names = (segment.path.name, segment_path(Path(), next_base).name)
+            kind = "a gap" if segment.next_offset < next_base else "an overlap"
+            why = f"the first ends at {segment.next_offset}, the second begins at {next_base}: {kind}"
+            raise CorruptLog(self._directory, names, why)
+        why_not = self._broken_seal(segment)
+        return end if why_not is None else Damage(0, segment.base_offset, why_not)
 
     def _is_repairable(self, plan: RecoveryPlan, next_base: int) -> bool:
         """Whether all of the segment was on disk, and its end offset is known."""
@@ -513,15 +495,8 @@ class Recovery:
         if self._headers is None or (segment.size_bytes and not self._headers.batches):
             return None
         seal = read_seal(self._filesystem, self._directory, segment.base_offset)
-        if seal is None:
-            return None
         found = (segment.base_offset, segment.next_offset, segment.size_bytes)
-        return seal.contradiction(self._headers.seal(self._log_id, self._directory, *found))
-
-    def _as_in_a_copy(self, segment: Segment, end: Damage) -> Damage | TornTail:
-        if holds_whole_batch(segment.file, end.position, end.next_offset):
-            return end
-        return TornTail(end.position, end.next_offset, f"{end.reason}; a copy ends here")
+        return None if seal is None else seal.contradiction(self._headers.seal(self._log_id, self._directory, *found))
 
     def _note_epochs(self, run: BatchRun) -> None:
         """Note where each epoch begins; epochs never fall."""
@@ -536,13 +511,6 @@ class Recovery:
     def _sealed_end(self, base: int) -> int | None:
         what = ScanRange(base_offset=base)
         return sealed_end(self._filesystem, self._directory, what, self._config.index_interval_bytes)
-
-    def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
-        if next_base is None or end == next_base:
-            return
-        names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
-        kind = "a gap" if end < next_base else "an overlap"
-        raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
 
     def _refuse_odd_names(self, names: Sequence[str], bases: Sequence[int]) -> None:
         if swaps := swaps_in(names):
@@ -563,8 +531,7 @@ class Recovery:
         tail_bytes = segment.file.size() - torn.position
         tail = quarantine_tail(self._filesystem, segment.path, segment.file, torn.position)
         self._progress.about_to_cut(torn.next_offset)
-        kept, size_bytes = move_aside(self._filesystem, self._directory, later)
-        size_bytes += tail_bytes
+        kept, later_bytes = move_aside(self._filesystem, self._directory, later)
         if isinstance(tail, TailBackup):
             tail, self._moving = tail.finish(), ()
         segment.file.truncate(torn.position)
@@ -572,7 +539,7 @@ class Recovery:
             offset=torn.next_offset,
             segment=segment.path.name,
             position=torn.position,
-            size_bytes=size_bytes,
+            size_bytes=tail_bytes + later_bytes,
             reason=torn.reason,
             kept_as=tuple([tail] if tail else []) + tuple(reversed(kept)),
         )

@@ -15,7 +15,6 @@ A cut or a replacement of a segment first removes its seal from the disk, becaus
 damage. Only a repair whose bytes match the seal keeps it. A seal that can't be read is ignored.
 """
 
-import errno
 import logging
 import struct
 from collections.abc import Iterable
@@ -24,11 +23,12 @@ from pathlib import Path
 from uuid import UUID
 
 from pushrep.crc32c import crc32c_extend, crc32c_value
-from pushrep.env import Filesystem, put_in_place, read_whole, write_beside
+from pushrep.env import Filesystem, put_in_place, write_beside
 from pushrep.log.directory_files import (
     SEAL_SUFFIX,
     BadLogFile,
     parse_log_name,
+    read_bounded,
     read_partition_metadata,
     segment_path,
 )
@@ -101,12 +101,6 @@ class HeadersCrc:
         self._fold()
 
     @property
-    def value(self) -> int:
-        """The CRC of all so far."""
-        self._fold()
-        return self._folded
-
-    @property
     def batches(self) -> int:
         """How many batches there were."""
         return (self._folded_bytes + len(self.pending)) // SEALED_BYTES
@@ -121,7 +115,7 @@ class HeadersCrc:
             end_offset=end_offset,
             size_bytes=size_bytes,
             batches=self.batches,
-            headers_crc=self.value,
+            headers_crc=self._folded,
             first_crc=_crc_of(self._first),
             last_crc=_crc_of(self._last),
             last_position=size_bytes - LENGTH.unpack_from(self._last, LENGTH_AT)[0] - LENGTH_ENDS_AT,
@@ -198,12 +192,7 @@ def read_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | Non
 
 def checked_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | None:
     """The same. Raises BadLogFile, OSError."""
-    try:
-        data = read_whole(filesystem, segment_path(log, base_offset, SEAL_SUFFIX), SEAL_BYTES)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise BadLogFile(error.strerror) from error
-        raise
+    data = read_bounded(segment_path(log, base_offset, SEAL_SUFFIX), filesystem, SEAL_BYTES)
     return decode_seal(data) if data is not None else None
 
 

@@ -3,27 +3,28 @@
 import pytest
 
 from pushrep.log.directory_files import CleanLog
-from pushrep.log.recovery import Opening, RecoveryFacts, recovery_plan
+from pushrep.log.recovery import Opening, recovery_plan
 
 BASES = (0, 1000, 2000, 3000)
 CLEAN = CleanLog(end_offset=3500, last_segment_bytes=777, leader_epoch=0)
 
 
 def plan(*, recovery_point, clean=None, whole=BASES, bases=BASES, newest_bytes=777, verify=0):
-    facts = RecoveryFacts(
-        bases=bases,
-        newest_bytes=newest_bytes,
-        recovery_point=recovery_point,
-        clean=clean,
-        verify_last_segments=verify,
-    )
     asked = []
 
     def first_batch_is_whole(base):
         asked.append(base)
         return base in whole
 
-    return recovery_plan(facts, first_batch_is_whole), asked
+    found = recovery_plan(
+        bases,
+        first_batch_is_whole,
+        newest_bytes=newest_bytes,
+        recovery_point=recovery_point,
+        clean=clean,
+        verify_last_segments=verify,
+    )
+    return found, asked
 
 
 @pytest.mark.parametrize(
