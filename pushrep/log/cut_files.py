@@ -25,9 +25,8 @@ opening finds. So a tail is moved only if it begins with a bad batch, at or abov
 with a whole batch would be part of the log at the next opening, and is copied.
 """
 
-import errno
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pushrep.env import File, Filesystem, file_size
@@ -44,7 +43,7 @@ from pushrep.log.directory_files import (
     segment_path,
     taken_names,
 )
-from pushrep.log.errors import NoRoomToCut
+from pushrep.log.errors import NO_ROOM, NoRoomToCut
 from pushrep.log.seals import remove_seals
 from pushrep.log.walk import WINDOW_BYTES
 
@@ -102,17 +101,27 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
         if holds_range(filesystem, kept, file, position, end):
             return kept.name  # made by a cut that was stopped before it changed the log
     part = path.with_name(path.name + PART_SUFFIX)
-    try:
-        _copy(filesystem, part, file, position, end)
-    except OSError as error:
-        if filesystem.exists(part):
-            filesystem.remove(part)
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise NoRoomToCut(path, end - position, error) from error
-        raise
+    with no_room_to_cut(path, end - position):
+        try:
+            _copy(filesystem, part, file, position, end)
+        except OSError:
+            if filesystem.exists(part):
+                filesystem.remove(part)
+            raise
     filesystem.rename(part, target)
     filesystem.sync_directory(path.parent)
     return target.name
+
+
+@contextmanager
+def no_room_to_cut(path: Path, wanted_bytes: int) -> Iterator[None]:
+    """Raise NoRoomToCut for an error of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise NoRoomToCut(path, wanted_bytes, error) from error
 
 
 def put_back(filesystem: Filesystem, path: Path, file: File) -> None:
@@ -153,10 +162,10 @@ def _remove_indexes(filesystem: Filesystem, directory: Path, base: int) -> None:
             filesystem.remove(index)
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PIECE_BYTES_MIN = 4096  # a block; less would free nothing
 _PIECE_BYTES_UNKNOWN = 4 * _PIECE_BYTES_MIN  # a quarter of the reserve
 _PIECE_BYTES_MAX = 1 << 20
+_WANTED_BYTES = 2 * _PIECE_BYTES_MIN
 
 
 class TailBackup:
@@ -173,30 +182,25 @@ class TailBackup:
         # A small piece first: there must be space left to write the checkpoints that lower the log's end.
         self._piece_bytes = _PIECE_BYTES_MIN
         is_new = not filesystem.exists(self._moving)
-        try:
-            self._write(b"", 0)
-            filesystem.sync_directory(path.parent)
-            self._begin = self._copy(file.size())
-            self._piece_bytes = self._fitting(file.size() - position)
-        except OSError as error:
-            if is_new and filesystem.exists(self._moving):
-                filesystem.remove(self._moving)
-            if error.errno in _FULL:
-                raise self._no_room(error) from error
-            raise
+        with no_room_to_cut(path, _WANTED_BYTES):
+            try:
+                self._write(b"", 0)
+                filesystem.sync_directory(path.parent)
+                self._begin = self._copy(file.size())
+                self._piece_bytes = self._fitting(file.size() - position)
+            except OSError:
+                if is_new and filesystem.exists(self._moving):
+                    filesystem.remove(self._moving)
+                raise
 
     def finish(self) -> str:
         """Move the rest; return the name of the file that holds all of it. If it raises (as above), the next opening
         goes on.
         """
-        try:
+        with no_room_to_cut(self._path, _WANTED_BYTES):
             while self._begin > self._position:
                 self._file.truncate(self._begin)
                 self._begin = self._copy(self._begin)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise self._no_room(error) from error
-            raise
         self._file.truncate(self._position)
         self._file.sync()  # else the next opening, after a power cut, would find the tail again and keep it twice
         return _rename(self._filesystem, self._moving, self._final)
@@ -229,9 +233,6 @@ class TailBackup:
             if target.read_at(len(data), position) != data:  # an earlier opening may have written it
                 target.write_at(data, position)
             target.sync()
-
-    def _no_room(self, error: OSError) -> NoRoomToCut:
-        return NoRoomToCut(self._path, 2 * _PIECE_BYTES_MIN, error)
 
 
 def quarantine_tail(

@@ -60,7 +60,6 @@ machine: a false alarm costs a PID), its recovery point, its line of the clean m
 stores. All of these rise only after a successful sync, and readers go no further.
 """
 
-import errno
 import logging
 import os
 import resource
@@ -105,14 +104,13 @@ from pushrep.log.directory_files import (
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     CopyVerdict,
-    DirectoryId,
     opened_id,
     read_directory_id,
     settled_id,
     write_directory_id,
 )
 from pushrep.log.disk import DiskHeadroom, DiskWatch, ManyFiles
-from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
+from pushrep.log.errors import NO_ROOM, CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
 from pushrep.log.published import ClockNote, Ends, PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
@@ -257,7 +255,6 @@ _SOON_MS = 250
 """How long the checkpoints of rolled or closed logs wait, so that one write serves many."""
 _AGAIN = Backoff(first_s=1.0, longest_s=15.0, least=0.5)
 """After how long a write that the disk refused is tried again in the background."""
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class LogDirectory:
@@ -280,7 +277,10 @@ class LogDirectory:
         self._moved_ms: int | None = None
         self._directory_lock = DirectoryLock(path, filesystem)
         try:
-            self.directory_id, self.copy_verdict = self._find_id()
+            if copy_check:
+                self.directory_id, self.copy_verdict = opened_id(path, filesystem)
+            else:
+                self.directory_id, self.copy_verdict = read_directory_id(path, filesystem)[0], CopyVerdict.UNKNOWN
             self._load()
             self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
             self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None, clock)
@@ -546,7 +546,7 @@ class LogDirectory:
         try:
             self.copy_verdict = self.reserve.call(lambda: write_directory_id(self.path, self.filesystem, new))
         except OSError as error:
-            if error.errno not in _NO_ROOM or self.is_unsettled_copy:
+            if error.errno not in NO_ROOM or self.is_unsettled_copy:
                 raise
             _LOG.warning("%s: no room for %s: the next opening writes it", self.path, DIRECTORY_ID_NAME)
             return
@@ -575,11 +575,6 @@ class LogDirectory:
             self.reserve.call(lambda: write_directory_id(self.path, self.filesystem, known))
         except OSError as error:
             _LOG.warning("%s: %s stays as it was: %s", self.path, DIRECTORY_ID_NAME, error)
-
-    def _find_id(self) -> tuple[DirectoryId | None, CopyVerdict]:
-        if self._copy_check:
-            return opened_id(self.path, self.filesystem)
-        return read_directory_id(self.path, self.filesystem)[0], CopyVerdict.UNKNOWN
 
     def _load(self) -> None:
         names = set(self.filesystem.list(self.path))  # removed logs have no lines

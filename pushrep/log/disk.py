@@ -64,7 +64,7 @@ from filtering.closing import ClosedAtExit
 from pushrep.env import SYSTEM_CLOCK, Clock, DiskUsage, Filesystem, shared_by_process, write_beside
 from pushrep.env.filesystem import NO_PLAIN_FILE
 from pushrep.log.config import DiskLimits
-from pushrep.log.errors import AppendFailed, NoRoomToCut
+from pushrep.log.errors import NO_ROOM, AppendFailed, NoRoomToCut
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -250,7 +250,7 @@ class DiskHeadroom:
         try:
             return write()
         except (OSError, NoRoomToCut) as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._begin():
+            if error.errno not in NO_ROOM or not self._begin():
                 raise
         try:
             return write()

@@ -149,6 +149,10 @@ SHORTAGES = _REMEDIES.keys() - {errno.EROFS, errno.EOVERFLOW}
 """What the system is short of for a moment: a call that it refuses so has done nothing, except a sync."""
 
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The disk is full, or the user's part of it."""
+
+
 def is_shortage(error: BaseException) -> bool:
     """Whether the same may be done again soon."""
     return getattr(error, "errno", None) in SHORTAGES

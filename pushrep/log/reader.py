@@ -128,13 +128,13 @@ class LogSlice(NamedTuple):
         return self.batches[-1][0] + self.batches[-1][3] - self.position
 
 
-class _SlicePlace(NamedTuple):
-    """Where the batch of `offset` begins, and the leader epoch of the one before."""
+class _Place(NamedTuple):
+    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before."""
 
-    offset: int
-    segment: int
+    base: int
     position: int
-    leader_epoch: int
+    next_offset: int
+    leader_epoch: int = -1
 
 
 class LogSlices:
@@ -161,7 +161,7 @@ class LogSlices:
         self._bases, self._epochs = bases or self._listed, epochs
         self._files = files
         self._known: Sequence[int] = ()
-        self._next: _SlicePlace | None = None  # where the last slice ended
+        self._next: _Place | None = None  # where the last slice ended
 
     def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
         """The batches with offsets in [offset, limit), from one segment: at most `max_bytes`, but at least one.
@@ -202,7 +202,7 @@ class LogSlices:
         if not found:
             return None
         position, _, end_offset, size, epoch, _, _ = found[-1]
-        self._next = _SlicePlace(end_offset, segment, position + size, epoch)
+        self._next = _Place(segment, position + size, end_offset, epoch)
         return LogSlice(file, segment, found)
 
     def _listed(self, fresh: bool) -> Sequence[int]:  # noqa: FBT001 - a function of one argument
@@ -213,8 +213,8 @@ class LogSlices:
     def _begun(self, file: SlicedFile, segment: int, end_offset: int | None, offset: int) -> ScanRange:
         """Where to begin a scan of the segment that finds `offset`."""
         position, epoch, is_next = 0, -1, segment == offset
-        if self._next is not None and self._next.offset == offset:
-            _, before, behind, epoch = self._next
+        if self._next is not None and self._next.next_offset == offset:
+            before, behind, _, epoch = self._next
             if before == segment:
                 position, is_next = behind, True
         what = ScanRange(
@@ -269,15 +269,6 @@ class Bounds(NamedTuple):
     end: int
 
 
-class _Place(NamedTuple):
-    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before."""
-
-    base: int
-    position: int
-    next_offset: int
-    leader_epoch: int = -1
-
-
 _Found: TypeAlias = tuple[int, int, WholeBatch]
 """A batch, with the base offset of its segment before it and the leader epoch of the batch before."""
 
@@ -327,9 +318,9 @@ class BatchReader:
         """How many index entries were wrong and ignored."""
         self.suspect_segments: set[int] = set()
         """Base offsets of the segments whose indexes held such entries."""
-        self.on_suspect: Callable[[int], None] | None = None
+        self.on_suspect: Callable[[int], None] = lambda _base: None
         """Called once with each of these base offsets."""
-        self.on_damage: Callable[[int], None] | None = None
+        self.on_damage: Callable[[int], None] = lambda _base: None
         """Called with the base offset of a damaged segment."""
 
     def read(self, offset: int, max_bytes: int, *, below_start: bool = False) -> bytes:
@@ -525,7 +516,7 @@ class BatchReader:
         if start >= end:
             return
         looks, revision = 0, self._log.revision()
-        place = self._locate(start)
+        place = self._hints.get(start) or self._look_up(start, fresh=False)
         epoch = place.leader_epoch
         while True:
             step: ScanEnd | None = None
@@ -546,7 +537,7 @@ class BatchReader:
                 return
             if isinstance(following, _Place):
                 place = following._replace(leader_epoch=epoch)
-            elif self._settled(looks, revision):
+            elif looks and (looks >= _LOOKS_MAX or self._log.revision() == revision):  # nothing was published meanwhile
                 raise self._reported(following, place.base)
             else:
                 looks, revision = looks + 1, self._log.revision()
@@ -565,10 +556,6 @@ class BatchReader:
             if isinstance(step, WholeBatch) and step.batch.header == last:
                 return
         raise OffsetOutOfRange(last.next_offset, bounds.start, min(last.base_offset, bounds.end))
-
-    def _settled(self, looks: int, revision: int) -> bool:
-        """Whether nothing was published during a second look, so that its result is final."""
-        return looks > 0 and (looks >= _LOOKS_MAX or self._log.revision() == revision)
 
     def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
         """Scan the segment from `place` on, without batches that end before `start`. Empty if the file is gone."""
@@ -597,7 +584,7 @@ class BatchReader:
 
     def _reported(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
         """`error`, after `on_damage` was called."""
-        if isinstance(error, CorruptBatch) and self.on_damage is not None:
+        if isinstance(error, CorruptBatch):
             self.on_damage(base)
         return error
 
@@ -626,12 +613,8 @@ class BatchReader:
             reason = step.reason
         return CorruptBatch(step.next_offset, segment_path(self._directory, base), step.position, reason)
 
-    def _locate(self, offset: int) -> _Place:
-        """Where to begin a scan that finds `offset`."""
-        return self._hints.get(offset) or self._look_up(offset, fresh=False)
-
     def _look_up(self, offset: int, *, fresh: bool) -> _Place:
-        """As `_locate`, without the ends of earlier reads. fresh: by the present names."""
+        """Where to begin a scan that finds `offset`, by the index. fresh: by the present names."""
         bases = self._log.bases(fresh=fresh)
         if not bases or not bases[0] <= offset or bases[-1] <= offset:
             bases = self._log.bases(fresh=True)
@@ -714,8 +697,7 @@ class BatchReader:
         self.ignored_entries += 1
         if base not in self.suspect_segments:
             self.suspect_segments.add(base)
-            if self.on_suspect is not None:
-                self.on_suspect(base)
+            self.on_suspect(base)
             _LOG.warning(
                 "%s: an index of the segment %d leads to no batch that is its own: ignored", self._directory, base
             )

@@ -64,7 +64,7 @@ from pushrep.log.directory_files import (
     write_leader_epochs,
     write_partition_metadata,
 )
-from pushrep.log.errors import CorruptPartitionMetadata, LogLocked, RepairRefused
+from pushrep.log.errors import LogLocked, RepairRefused
 from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.published import LogOffsets
 from pushrep.log.reader import LogReader
@@ -73,7 +73,7 @@ from pushrep.log.seals import remove_seals
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.log.segment_repair import SegmentRepair, epochs_of_batches, rebuild_indexes
-from pushrep.log.verify import BATCH_KINDS, Expected, FindingKind, VerifyReport, segment_name, verify_log
+from pushrep.log.verify import BATCH_KINDS, Expected, FindingKind, VerifyReport, known_log_id, segment_name, verify_log
 from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import HEADER_BYTES
@@ -382,7 +382,7 @@ class Repairer:
             raise RepairRefused(f"{copy} is the log itself: name the directory of another copy")
         if copy.name != self._log.name:
             raise RepairRefused(f"{copy} is a copy of {copy.name}, not of {self._log.name}")
-        log_id = self._id(self._log)
+        log_id = known_log_id(self._log, self._filesystem)
         return Splicer(
             self._filesystem,
             self._log,
@@ -391,14 +391,8 @@ class Repairer:
             expected=Expected.of(self._state()),
             epochs=read_leader_epochs(self._log, self._filesystem),
             log_id=log_id,
-            is_same_log=log_id is not None and log_id == self._id(copy),
+            is_same_log=log_id is not None and log_id == known_log_id(copy, self._filesystem),
         )
-
-    def _id(self, log: Path) -> UUID | None:
-        try:
-            return read_partition_metadata(log, self._filesystem)
-        except CorruptPartitionMetadata:
-            return None
 
     def _cut_place(self, offset: int, start: int) -> CutPlace:
         """The place of the batch that holds `offset`, or of damage that begins there."""

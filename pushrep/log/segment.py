@@ -76,7 +76,6 @@ class _Tail:
 
     size_bytes: int
     next_offset: int
-    leader_epoch: int = -1
     bytes_since_entry: int = 0
     max_timestamp_ms: int = -1
     offset_of_max: int = -1
@@ -87,7 +86,6 @@ class _Tail:
         return _Tail(
             self.size_bytes,
             self.next_offset,
-            self.leader_epoch,
             self.bytes_since_entry,
             self.max_timestamp_ms,
             self.offset_of_max,
@@ -159,11 +157,6 @@ class Segment:
     def newest_timestamp_ms(self) -> int:
         """The newest time in it; -1: it has none."""
         return self._tail.max_timestamp_ms
-
-    @property
-    def leader_epoch(self) -> int:
-        """Of its last batch; -1 while it is empty."""
-        return self._tail.leader_epoch
 
     @property
     def is_open(self) -> bool:
@@ -278,7 +271,6 @@ class Segment:
         tail.bytes_since_entry += size_bytes
         tail.size_bytes = position + size_bytes
         tail.next_offset = header.next_offset
-        tail.leader_epoch = header.leader_epoch
 
     def index_run(self, run: BatchRun) -> None:
         """`index_batch` for every batch of a run, which a scan has found."""
@@ -297,7 +289,7 @@ class Segment:
                 since = 0
             since += size
         tail.bytes_since_entry, tail.max_timestamp_ms, tail.offset_of_max = since, newest, offset_of_newest
-        tail.size_bytes, tail.next_offset, tail.leader_epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
+        tail.size_bytes, tail.next_offset = run.end, run.next_offset
 
     def index_time(self) -> None:
         """A time entry for the greatest timestamp so far, unless there is one."""
@@ -517,9 +509,7 @@ def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int]
     Too high by at most an index interval; a segment that is removed meanwhile counts 0. Raises OSError.
     """
     first = max(0, bisect_right(bases, offset) - 1)
-    size = 0
-    for base in bases[first:]:
-        size += file_size(filesystem, segment_path(directory, base)) or 0
+    size = sum(file_size(filesystem, segment_path(directory, base)) or 0 for base in bases[first:])
     if bases and offset > bases[first]:
         index = IndexFile(filesystem, segment_path(directory, bases[first], INDEX_SUFFIX), OFFSET_ENTRY)
         entry = index.floor(offset - 1 - bases[first])

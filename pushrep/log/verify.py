@@ -35,7 +35,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, read_whole
@@ -137,29 +137,28 @@ class Expected:
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, is_compacted=state.is_compacted)
 
 
-class SegmentTask(NamedTuple):
-    """A segment to read: its base and the next one's, the epoch before it, the expectations, the stored epochs, its
-    seal, the log's id and directory.
-    """
-
-    base_offset: int
-    next_base: int | None
-    leader_epoch: int
-    expected: Expected
-    epochs: LeaderEpochs | None
-    seal: Seal | None
-    log_id: UUID | None
-    log: Path
-
-
 class SegmentLook:
     """The result of reading a segment: findings, the end of its whole batches, their last epoch, how much was read."""
 
-    def __init__(self, task: SegmentTask, indexes: IndexCheck) -> None:
-        self._task, self._indexes = task, indexes
+    def __init__(  # noqa: PLR0913 - what is known of a segment
+        self,
+        log: Path,
+        base_offset: int,
+        next_base: int | None,
+        *,
+        leader_epoch: int,
+        expected: Expected,
+        epochs: LeaderEpochs | None,
+        seal: Seal | None,
+        log_id: UUID | None,
+        indexes: IndexCheck,
+    ) -> None:
+        """leader_epoch: the one before it. epochs: the stored list."""
+        self._log, self._log_id, self._base_offset, self._next_base = log, log_id, base_offset, next_base
+        self._expected, self._epochs, self._seal, self._indexes = expected, epochs, seal, indexes
         self.findings: list[Finding] = []
         self.torn: Finding | None = None
-        self.end_offset, self.leader_epoch = task.base_offset, task.leader_epoch
+        self.end_offset, self.leader_epoch = base_offset, leader_epoch
         self.batches = self.records = self.position = 0
         self.is_sealed = False
         self._end: ScanEnd | None = None
@@ -179,15 +178,15 @@ class SegmentLook:
 
     def _runs(self, file: File) -> Iterator[BatchRun]:
         """The expected whole batches, up to the first that is wrong; beside a writer to the end that it published."""
-        task, expected = self._task, self._task.expected
-        limit = expected.below if expected.is_live and task.next_base is None else None
+        expected = self._expected
+        limit = expected.below if expected.is_live and self._next_base is None else None
         what = ScanRange(
-            base_offset=task.base_offset,
-            end_offset=task.next_base,
+            base_offset=self._base_offset,
+            end_offset=self._next_base,
             recovery_point=expected.below or 0,
-            leader_epoch=task.leader_epoch,
+            leader_epoch=self.leader_epoch,
             closed_at=limit,
-            epochs=task.epochs,
+            epochs=self._epochs,
             may_lack_records=expected.is_compacted,
         )
         steps = scan_over_holes(file, what, scan_vectorised) if expected.is_compacted else scan_vectorised(file, what)
@@ -207,37 +206,37 @@ class SegmentLook:
 
     def _take(self, run: BatchRun) -> None:
         self._indexes.run(run)
-        if self._task.seal is not None:
+        if self._seal is not None:
             self._headers.add_run(run)
         self.batches += len(run)
         self.records += int(run.record_count.sum())
         self.position, self.end_offset, self.leader_epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
 
     def _judge(self, size_bytes: int) -> None:
-        task, expected = self._task, self._task.expected
+        expected = self._expected
         if self._end is not None:
             self._judge_end(self._end, size_bytes)
             self._judge_seal()
-        tolerated = None if expected.exact_bytes is not None or task.next_base is not None else expected.below
+        tolerated = None if expected.exact_bytes is not None or self._next_base is not None else expected.below
         if expected.is_live and expected.below is not None:
             tolerated = expected.below
         if self.torn is None and all(finding.kind is FindingKind.HOLE for finding in self.findings):
             for fault in self._indexes.faults(tolerated):
-                name = segment_name(task.base_offset, fault.suffix)
+                name = segment_name(self._base_offset, fault.suffix)
                 self.findings.append(Finding(FindingKind.INDEX, name, fault.position, None, fault.reason))
 
     def _judge_seal(self) -> None:
-        task = self._task
-        if task.seal is None or self.findings or self.torn is not None:
+        base_offset, seal = self._base_offset, self._seal
+        if seal is None or self.findings or self.torn is not None:
             return
         self.is_sealed = True
-        found = (task.base_offset, self.end_offset, self.position)
-        why = task.seal.contradiction(self._headers.seal(task.log_id or task.seal.log_id, task.log, *found))
+        found = (base_offset, self.end_offset, self.position)
+        why = seal.contradiction(self._headers.seal(self._log_id or seal.log_id, self._log, *found))
         if why is not None:
-            self.findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
+            self.findings.append(Finding(FindingKind.SEAL, segment_name(base_offset), 0, base_offset, why))
 
     def _judge_end(self, end: ScanEnd, size_bytes: int) -> None:
-        task, expected = self._task, self._task.expected
+        expected, next_base = self._expected, self._next_base
         if isinstance(end, Damage) or (isinstance(end, TornTail) and expected.below is None):
             self.findings.append(self._at(FindingKind.DAMAGE, end.reason))
         elif isinstance(end, TornTail):
@@ -247,17 +246,17 @@ class SegmentLook:
                 self.torn = found
             else:
                 self.findings.append(found)
-        elif task.next_base is not None and expected.is_compacted and end.next_offset < task.next_base:
-            self._find_hole(task.next_base)
-        elif task.next_base is not None and end.next_offset != task.next_base:
-            gap = "a gap" if end.next_offset < task.next_base else "an overlap"
-            why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
+        elif next_base is not None and expected.is_compacted and end.next_offset < next_base:
+            self._find_hole(next_base)
+        elif next_base is not None and end.next_offset != next_base:
+            gap = "a gap" if end.next_offset < next_base else "an overlap"
+            why = f"it ends at {end.next_offset}, {segment_name(next_base)} begins at {next_base}: {gap}"
             self.findings.append(self._at(FindingKind.JOINT, why))
-        elif task.next_base is None:
+        elif next_base is None:
             self._judge_clean_end(end, size_bytes)
 
     def _judge_clean_end(self, end: CleanEnd, size_bytes: int) -> None:
-        expected = self._task.expected
+        expected = self._expected
         if expected.exact_bytes is None:
             return
         if end.next_offset != expected.below:
@@ -270,7 +269,15 @@ class SegmentLook:
             )
 
     def _at(self, kind: FindingKind, reason: str) -> Finding:
-        return Finding(kind, segment_name(self._task.base_offset), self.position, self.end_offset, reason)
+        return Finding(kind, segment_name(self._base_offset), self.position, self.end_offset, reason)
+
+
+def known_log_id(log: Path, filesystem: Filesystem) -> UUID | None:
+    """The log's id; None if it has none, or the file is damaged, which is a finding of its own."""
+    try:
+        return read_partition_metadata(log, filesystem)
+    except CorruptPartitionMetadata:
+        return None
 
 
 def segment_name(base: int, suffix: str = ".log") -> str:
@@ -410,17 +417,18 @@ class Verifier:
         except FileNotFoundError:
             return None  # if it should be there, the segment before gets a finding
         with closing(file):
-            epochs = read_leader_epochs(self._log, self._filesystem)
-            seal = read_seal(self._filesystem, self._log, base) if following else None
-            next_base = following[0] if following else None
-            task = SegmentTask(base, next_base, epoch, expected, epochs, seal, self._log_id(), self._log)
-            return SegmentLook(task, self._index_check(base, is_newest=not following)).read(file, self._on_bytes)
-
-    def _log_id(self) -> UUID | None:
-        try:
-            return read_partition_metadata(self._log, self._filesystem)
-        except CorruptPartitionMetadata:
-            return None  # the file itself gets a finding
+            look = SegmentLook(
+                self._log,
+                base,
+                following[0] if following else None,
+                leader_epoch=epoch,
+                expected=expected,
+                epochs=read_leader_epochs(self._log, self._filesystem),
+                seal=read_seal(self._filesystem, self._log, base) if following else None,
+                log_id=known_log_id(self._log, self._filesystem),
+                indexes=self._index_check(base, is_newest=not following),
+            )
+            return look.read(file, self._on_bytes)
 
     def _index_check(self, base: int, *, is_newest: bool) -> IndexCheck:
         """The newest segment's index files may be missing yet, and beside a writer they may end inside an entry."""

@@ -28,7 +28,6 @@ Replication (pushrep/election decides when these are called):
     high watermark   rises by `advance_high_watermark` alone, from the last one known on
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -44,18 +43,26 @@ from uuid import UUID
 from pushrep.env import Clock, File, Filesystem, file_size
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.config import AppendResult, LogConfig
-from pushrep.log.cut_files import TailBackup, keep_range, move_aside, put_back, quarantine_tail, remove_segments
+from pushrep.log.cut_files import (
+    TailBackup,
+    keep_range,
+    move_aside,
+    no_room_to_cut,
+    put_back,
+    quarantine_tail,
+    remove_segments,
+)
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, write_leader_epochs
 from pushrep.log.disk import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
+    NO_ROOM,
     AppendFailed,
     FileRemoved,
     LogClosed,
     LogDamaged,
     LogEndMoved,
     LogPoisoned,
-    NoRoomToCut,
     append_remedy,
     is_shortage,
 )
@@ -756,7 +763,7 @@ class LogWriter:
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
-            with self._no_room_to_cut():
+            with no_room_to_cut(self.path, RESERVE_BYTES_MIN):
                 self._context.view.give_up(self.log_end_offset)
             self._changed = True
             try:
@@ -784,7 +791,7 @@ class LogWriter:
             # The recovery point with it: a log must never end below its start.
             context.view.reserve.call(self.checkpoint)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in NO_ROOM:
                 raise
             with self._leader.held(), self._lock:
                 self._active.trim()  # frees space for the checkpoint, which frees segments
@@ -813,7 +820,7 @@ class LogWriter:
             segment = self._active
             position = segment.size_bytes
             tail = quarantine_tail(context.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
-            with self._no_room_to_cut():
+            with no_room_to_cut(self.path, RESERVE_BYTES_MIN):
                 context.view.give_up(context.view.seen_to)
             self._lower_checkpoints(damaged_from)
             context.view.lower_published(damaged_from)
@@ -873,18 +880,8 @@ class LogWriter:
             recovery_point=recovery_point,
             high_watermark=min(self.high_watermark, recovery_point) if high_watermark is None else high_watermark,
         )
-        with self._no_room_to_cut():
-            view.sync_checkpoints()
-
-    @contextmanager
-    def _no_room_to_cut(self) -> Iterator[None]:
-        """Raise NoRoomToCut on a full disk. Checkpoints written before do no harm: they are lower."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            raise NoRoomToCut(self.path, RESERVE_BYTES_MIN, error) from error
+        with no_room_to_cut(self.path, RESERVE_BYTES_MIN):
+            view.sync_checkpoints()  # on a full disk those written before do no harm: they are lower
 
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
         if epochs is not self._epochs:
