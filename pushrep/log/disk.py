@@ -156,7 +156,8 @@ class DiskWatch:
         self.path, self._filesystem, self._clock = path, filesystem, clock
         self._lock = threading.Lock()
         self._looked_ms: int | None = None
-        self._usage = DiskUsage(0, 1)
+        self.usage = DiskUsage(0, 1)
+        """The usage as of the last look; it stays while the disk does not answer."""
         self._levels: dict[DiskLimits, tuple[DiskLevel, int]] = {}  # and since when, wall clock
         self.syncs = Durations()
         self._syncs_lock = threading.Lock()
@@ -170,26 +171,16 @@ class DiskWatch:
             with self._syncs_lock:
                 self.syncs.add(perf_counter() - started_s)
 
-    def look(self) -> DiskUsage:
-        """Ask the system how full it is; the last usage if the disk does not answer."""
-        with self._lock:
-            self._look()
-            return self._usage
-
     def status(self, limits: Collection[DiskLimits]) -> DiskStatus:
         """How full it is now, and the level that logs with these limits are at."""
-        usage = self.look()
+        with self._lock:
+            self._look()
         for one in limits:
             self.level(one)
         with self._lock:
-            levels = [self._levels[one] for one in limits]
+            levels, usage = [self._levels[one] for one in limits], self.usage
         worst = max(levels, key=lambda one: (one[0], -one[1]), default=(DiskLevel.ROOM, 0))
         return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, *worst)
-
-    @property
-    def usage(self) -> DiskUsage:
-        """The usage as of the last look."""
-        return self._usage
 
     def level(self, limits: DiskLimits, *, max_age_ms: int = LOOK_MS) -> DiskLevel:
         """The level now, by a look that is at most `max_age_ms` old. A disk that can't be asked keeps its level."""
@@ -199,17 +190,17 @@ class DiskWatch:
                 self._looked_ms = now_ms
                 self._look()
             before, _ = self._levels.get(limits, (DiskLevel.ROOM, 0))
-            level = disk_level(before, self._usage, limits)
+            level = disk_level(before, self.usage, limits)
             if level is not before or limits not in self._levels:
                 self._levels[limits] = level, self._clock.wall_ms()
             if level > before:
-                used = f"{self._usage.used_bytes} of {self._usage.total_bytes} bytes, {self._usage.used_percent:.1f} %"
+                used = f"{self.usage.used_bytes} of {self.usage.total_bytes} bytes, {self.usage.used_percent:.1f} %"
                 _LOG.warning("the disk of %s is filling (%s): %s", self.path, used, _WHAT_HAPPENS[level])
             return level
 
     def _look(self) -> None:
         try:
-            self._usage = self._filesystem.usage(self.path)
+            self.usage = self._filesystem.usage(self.path)
         except OSError as error:
             _LOG.warning("%s: how full the disk is can't be read: %s", self.path, error)
 

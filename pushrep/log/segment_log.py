@@ -82,7 +82,7 @@ from pushrep.log.retention import (
 )
 from pushrep.log.scrub import Scrub, ScrubFinding, ScrubStatus
 from pushrep.log.segment_repair import SegmentRepair, new_indexes
-from pushrep.log.writer import LogContext, LogWriter, WriterState
+from pushrep.log.writer import LoadedLog, LogContext, LogWriter, WriterState
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.header import OFFSET_MAX
@@ -105,46 +105,25 @@ class Attached:
     is_suspect: bool = False
 
 
-class OpenedLog(NamedTuple):
-    """The parts of an open log."""
-
-    log_id: UUID
-    recovery: RecoveryReport
-    writer: LogWriter
-    reader: BatchReader
-    background: BackgroundTasks
-
-
-def open_log(context: LogContext, attached: Attached) -> OpenedLog:
+def open_log(context: LogContext, attached: Attached) -> tuple[RecoveryReport, LogWriter, BatchReader, BackgroundTasks]:
     """Open the log of `context`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = context.config, context.view, context.filesystem
     derived, loaded = attached.derived, load_log(context, attached)
-    recovered, report = loaded.recovered, loaded.recovered.report
     view.open_files.limit = config.open_files_max
     background = BackgroundTasks(view.disk, config.disk_limits, derived, context.clock)
-    writer = LogWriter(context, recovered, loaded.epochs, background, loaded.watermark, is_unlisted=loaded.is_unlisted)
+    writer = LogWriter(context, loaded, background)
     reader = BatchReader(filesystem, view.path, writer)
     retention = Retention(writer, reader, derived, config, view, filesystem, context.clock)
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
-    return OpenedLog(loaded.log_id, report, writer, reader, background)
+    return loaded.recovered.report, writer, reader, background
 
 
-class _Loaded(NamedTuple):
-    """A log as it is on disk: recovered, with its epochs, high watermark, and derived stores that agree with it."""
-
-    log_id: UUID
-    recovered: Recovered
-    epochs: LeaderEpochs
-    watermark: int | None
-    is_unlisted: bool
-
-
-def load_log(context: LogContext, attached: Attached) -> _Loaded:
+def load_log(context: LogContext, attached: Attached) -> LoadedLog:
     """Recover the log of `context`. Raises as SegmentLog.open."""
     view, derived = context.view, attached.derived
-    recovered, log_id, kept_epochs = _load(context, attached)
+    recovered, kept_epochs = _load(context, attached)
     report = recovered.report
     if attached.lost is not None:
         attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
@@ -153,13 +132,12 @@ def load_log(context: LogContext, attached: Attached) -> _Loaded:
     found = _RecoveredLog(recovered)
     reader = BatchReader(context.filesystem, view.path, found)
     epochs = _settle_epochs(context, recovered, reader, kept_epochs, is_written=not is_unlisted)
-    if derived:
-        derived.settle(found.bounds(), epochs)
-        derived.dispatch(reader, found.bounds())
+    derived.settle(found.bounds(), epochs)
+    derived.dispatch(reader, found.bounds())
     watermark = None
     if attached.has_replicas:
         watermark = min(max(view.known_watermark, report.log_start_offset), report.log_end_offset)
-    return _Loaded(log_id, recovered, epochs, watermark, is_unlisted)
+    return LoadedLog(recovered, epochs, watermark, is_unlisted)
 
 
 _SHARED_MS = 1000
@@ -241,7 +219,7 @@ class _Checkpoints:
         self._view.lower_published(offset)
 
 
-def _load(context: LogContext, attached: Attached) -> tuple[Recovered, UUID, LeaderEpochs | None]:
+def _load(context: LogContext, attached: Attached) -> tuple[Recovered, LeaderEpochs | None]:
     """Recover the log's files; also returns its stored list of epochs. The directory of logs is locked."""
     filesystem, view = context.filesystem, context.view
     try:
@@ -275,7 +253,7 @@ def _load(context: LogContext, attached: Attached) -> tuple[Recovered, UUID, Lea
     if report.damaged_from is None:
         checkpoints.ends_at(report.log_end_offset)
         view.lower_to_end(report.log_end_offset)  # it was cut, by this recovery or before
-    return recovered, log_id, kept_epochs
+    return recovered, kept_epochs
 
 
 def _repairable_below(attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
@@ -335,12 +313,13 @@ class SegmentLog(ClosedAtExit):
             raise BadArgument("SegmentLog", "is made by SegmentLog.open(directory)")
         return super().__new__(cls)
 
-    def __init__(self, directory: LogDirectory, context: LogContext, attached: Attached, opened: OpenedLog) -> None:
+    def __init__(self, directory: LogDirectory, context: LogContext, attached: Attached) -> None:
         """Use `SegmentLog.open`."""
         self._directory, self._context, self._attached = directory, context, attached
         self.path: Path = context.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
-        self.log_id, self.recovery, self._writer, self._reader, self._background = opened
+        self.recovery, self._writer, self._reader, self._background = open_log(context, attached)
+        self.log_id = self._writer.log_id
         self.cuts = self.quarantines = 0
         """How often it was truncated, and how often damage was quarantined, since it was opened."""
         config = context.config
@@ -399,7 +378,7 @@ class SegmentLog(ClosedAtExit):
                     has_replicas=has_replicas,
                     lost=lost,
                 )
-                return cls(shared, context, attached, view.reserve.call(lambda: open_log(context, attached)))
+                return view.reserve.call(lambda: cls(shared, context, attached))
             except BaseException:
                 view.close()
                 raise
@@ -431,7 +410,7 @@ class SegmentLog(ClosedAtExit):
         if writer.stopped_by is None:
             return
 
-        def recover() -> tuple[Recovered, LeaderEpochs, int | None, bool]:
+        def recover() -> LoadedLog:
             if not context.filesystem.exists(self.path):  # a new log, of another id, would be made there
                 raise CorruptLog(self.path, (self.path.name,), "the directory is gone")
             held = writer.high_watermark
@@ -440,7 +419,7 @@ class SegmentLog(ClosedAtExit):
             again = replace(attached, lost=known, is_suspect=isinstance(writer.stopped_by, FileRemoved))
             loaded = context.view.reserve.call(lambda: load_log(context, again))
             self.recovery = loaded.recovered.report
-            return loaded.recovered, loaded.epochs, loaded.watermark, loaded.is_unlisted
+            return loaded
 
         with self._background.retention.paused():
             writer.reopen(recover)

@@ -112,25 +112,26 @@ class WriterState(NamedTuple):
     damaged_from: int | None
 
 
+class LoadedLog(NamedTuple):
+    """A log as it is on disk: recovered, with its epochs, high watermark, and derived stores that agree with it.
+
+    watermark: None for a log without replicas. is_unlisted: the list of epochs is not on disk yet, and the first append
+    writes it before its record.
+    """
+
+    recovered: Recovered
+    epochs: LeaderEpochs
+    watermark: int | None
+    is_unlisted: bool
+
+
 class LogWriter:
     """The only writer of a log's files. Thread-safe. The caller pauses retention for `truncate_to`, `quarantine` and
     `begin_anew`. After `close` appends, cuts and new epochs raise LogClosed; `keep_seal` does nothing.
-
-    watermark: the high watermark; None for a log without replicas. is_unlisted: the list of epochs is not on disk yet,
-    and the first append writes it before its record.
     """
 
-    def __init__(  # noqa: PLR0913 - what a log goes on from
-        self,
-        context: LogContext,
-        recovered: Recovered,
-        epochs: LeaderEpochs,
-        background: BackgroundTasks,
-        watermark: int | None = None,
-        *,
-        is_unlisted: bool = False,
-    ) -> None:
-        self.log_id: UUID = recovered.log_id
+    def __init__(self, context: LogContext, loaded: LoadedLog, background: BackgroundTasks) -> None:
+        self.log_id: UUID = loaded.recovered.log_id
         """The id in partition.metadata."""
         self.path: Path = context.view.path
         """The log's directory."""
@@ -150,20 +151,21 @@ class LogWriter:
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
         self._flush_scheduler = FlushScheduler(self, context.config, context.clock)
-        self._begin(recovered, epochs, watermark, is_unlisted=is_unlisted)
+        self._begin(loaded)
 
-    def _begin(self, recovered: Recovered, epochs: LeaderEpochs, watermark: int | None, *, is_unlisted: bool) -> None:
+    def _begin(self, loaded: LoadedLog) -> None:
+        recovered, self.leader_epochs, self._watermark, self._is_unlisted = loaded
         report, active = recovered.report, recovered.active
         self._active, self._bases = active, recovered.bases
         active.config = self._config  # perhaps changed while it was recovered
-        self._epochs, self._is_unlisted, self._watermark = epochs, is_unlisted, watermark
         self.log_start_offset = report.log_start_offset
         # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
         self.log_end_offset = self.flushed_offset = active.next_offset
         self.damage: Damaged | None = None
         if report.damaged_from is not None:
             self.damage = Damaged(report.damaged_from, active.path, active.size_bytes, report.damage or "")
-        self._poison: BaseException | None = None
+        self.stopped_by: BaseException | None = None
+        """The failure after which the log takes nothing until it is opened again."""
         self.is_told = False
         """Whether a caller knows that the log is poisoned."""
         self._unflushed_bytes = 0
@@ -178,12 +180,7 @@ class LogWriter:
         with self._lock:
             self._config = self._active.config = config
 
-    @property
-    def stopped_by(self) -> BaseException | None:
-        """The failure after which the log takes nothing until it is opened again; None if there was none."""
-        return self._poison
-
-    def reopen(self, recover: Callable[[], tuple[Recovered, LeaderEpochs, int | None, bool]]) -> None:
+    def reopen(self, recover: Callable[[], LoadedLog]) -> None:
         """Go on with what `recover` finds on disk, after a failure has stopped the log; else do nothing.
 
         recover: recovers the files, as an opening does, and gives what `__init__` takes of it. While it runs, the log
@@ -191,7 +188,7 @@ class LogWriter:
         """
         with self._leader.held(), self._lock:
             self.check_open()
-            if self._poison is None:
+            if self.stopped_by is None:
                 return
             if self._has_leftover:
                 self._remove_leftover()  # recovery would take it for records
@@ -203,12 +200,12 @@ class LogWriter:
             end, self.log_end_offset = self.log_end_offset, self.flushed_offset
             self._publish(self.flushed_offset)
             try:
-                recovered, epochs, watermark, is_unlisted = recover()
+                loaded = recover()
             except BaseException:
                 self.log_end_offset = end
                 raise
-            self.reopened_after = self._poison
-            self._begin(recovered, epochs, watermark, is_unlisted=is_unlisted)
+            self.reopened_after = self.stopped_by
+            self._begin(loaded)
 
     @property
     def high_watermark(self) -> int:
@@ -233,7 +230,7 @@ class LogWriter:
             end,
             self.flushed_offset,
             end if watermark is None else watermark,
-            self._epochs,
+            self.leader_epochs,
             self.damaged_from,
         )
 
@@ -253,7 +250,7 @@ class LogWriter:
     @property
     def is_writable(self) -> bool:
         """Neither closed nor poisoned nor damaged."""
-        return not self.is_closed and self._poison is None and self.damaged_from is None
+        return not self.is_closed and self.stopped_by is None and self.damaged_from is None
 
     @property
     def damaged_from(self) -> int | None:
@@ -388,8 +385,8 @@ class LogWriter:
         segment.sync_written_indexes()
         view = self._context.view
         with self._lock:
-            if self._poison is not None:  # perhaps half cut, so that these offsets may not be those on disk
-                raise LogPoisoned(view.path, self._poison)
+            if self.stopped_by is not None:  # perhaps half cut, so that these offsets may not be those on disk
+                raise LogPoisoned(view.path, self.stopped_by)
             offset = min(flushed_offset, self.flushed_offset)  # the log may have been cut meanwhile
             watermark = offset if self._watermark is None else self._watermark
             view.checkpoint(recovery_point=offset, high_watermark=watermark, log_start_offset=self.log_start_offset)
@@ -427,9 +424,9 @@ class LogWriter:
             self.is_closed = True
         self._flush_scheduler.end()
         try:
-            if self._poison is not None and not self.is_told and self.flushed_offset < self.log_end_offset:
-                raise LogPoisoned(self.path, self._poison)
-            if self._poison is not None or self.damage is not None:
+            if self.stopped_by is not None and not self.is_told and self.flushed_offset < self.log_end_offset:
+                raise LogPoisoned(self.path, self.stopped_by)
+            if self.stopped_by is not None or self.damage is not None:
                 return None
             if self._has_leftover:
                 with self._leader.held(), self._lock:
@@ -443,7 +440,7 @@ class LogWriter:
             # Also for a log that only recovery changed, whose checkpoints are older than the kill. Ten thousand logs
             # that close share a few writes; the directory writes the last ones.
             self.checkpoint(min(ACKNOWLEDGED_MS, self._config.flush_ms))
-            return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
+            return CleanLog(self.log_end_offset, self._active.size_bytes, self.leader_epochs.latest_epoch)
         finally:
             self._ended = True
             self._leader.notify()
@@ -451,11 +448,6 @@ class LogWriter:
                 self._put_back()
             self._active.close()
             self._context.view.open_files.forget(self)
-
-    @property
-    def leader_epochs(self) -> LeaderEpochs:
-        """The present list of epochs."""
-        return self._epochs
 
     def sealed(self) -> list[tuple[int, int]]:
         """(base, base of the next one) of every segment but the newest."""
@@ -499,8 +491,8 @@ class LogWriter:
         path, damage = self.path, self.damage
         if self.is_closed:
             raise LogClosed(path)
-        if self._poison is not None:
-            raise LogPoisoned(path, self._poison) from self._poison
+        if self.stopped_by is not None:
+            raise LogPoisoned(path, self.stopped_by) from self.stopped_by
         if damage is not None:
             raise LogDamaged(path, damage.offset, damage.reason)
         if self._has_leftover:
@@ -523,7 +515,7 @@ class LogWriter:
                 self._requests[:0] = again
                 raise
             finally:
-                if self._poison is None:  # the segment's offset is higher if an exception came behind the write
+                if self.stopped_by is None:  # the segment's offset is higher if an exception came behind the write
                     self.log_end_offset = self._active.next_offset
                 self._publish(self.flushed_offset)
             self._active.write_indexes_if_due()
@@ -538,13 +530,13 @@ class LogWriter:
     def _write(self, batches: Sequence[RecordBatch], *, roll: bool = False) -> int:
         """Write all batches or none; returns their bytes. The caller holds _lock. roll: into a new segment."""
         segment, bases, size_bytes = self._active, self._bases, 0
-        epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
+        epoch, offset, mark = self.leader_epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max, segment.wall_ms = self._ahead_bytes_max, self._wall_ms
         try:
             if not self._unflushed_bytes:  # once for all that the next sync, which looks again, brings to disk
                 segment.check_file()
             if self._is_unlisted:
-                self._write_epochs(self._epochs)
+                self._write_epochs(self.leader_epochs)
             if roll:
                 self._roll()
             for batch in batches:
@@ -558,8 +550,8 @@ class LogWriter:
         except BaseException as error:
             if isinstance(error, FileRemoved):
                 self._poison_by(error)
-            if self._poison is not None:
-                raise LogPoisoned(self.path, self._poison) from error
+            if self.stopped_by is not None:
+                raise LogPoisoned(self.path, self.stopped_by) from error
             self._take_back(segment, mark, bases)
             if not isinstance(error, OSError) or is_injected(error):
                 raise
@@ -635,7 +627,7 @@ class LogWriter:
         Raises OSError.
         """
         segment, filesystem = self._active, self._context.filesystem
-        file = segment.lost_file if isinstance(self._poison, FileRemoved) else None
+        file = segment.lost_file if isinstance(self.stopped_by, FileRemoved) else None
         if file is not None and filesystem.exists(self.path) and not file_size(filesystem, segment.path):
             _LOG.warning("%s was removed by another program: it is written there again", segment.path)
             put_back(filesystem, segment.path, file)
@@ -644,8 +636,8 @@ class LogWriter:
         """A failed sync, a change that was left half done, or a file that is another: the log has to be opened again.
         Raises LogPoisoned for an OSError and for FileRemoved.
         """
-        if self._poison is None:
-            self._poison = error
+        if self.stopped_by is None:
+            self.stopped_by = error
             self.on_stopped(error)
         if isinstance(error, OSError | FileRemoved):
             raise LogPoisoned(self.path, error) from error
@@ -717,14 +709,14 @@ class LogWriter:
 
     def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
-        self._context.view.publish(self._ends(flushed_offset), self._epochs.latest_epoch)
+        self._context.view.publish(self._ends(flushed_offset), self.leader_epochs.latest_epoch)
 
     def _is_settled(self, wanted: int) -> bool:
         """Whether `wanted` is flushed or cut off. Raises LogPoisoned, LogClosed if it never will be."""
         if self.flushed_offset >= min(wanted, self.log_end_offset):
             return True
-        if self._poison is not None:
-            raise LogPoisoned(self.path, self._poison) from self._poison
+        if self.stopped_by is not None:
+            raise LogPoisoned(self.path, self.stopped_by) from self.stopped_by
         if self._ended:
             raise LogClosed(self.path)
         return False
@@ -799,7 +791,7 @@ class LogWriter:
         remove_segments(context.filesystem, self.path, gone)
         with self._lock:
             self._bases = tuple(base for base in self._bases if base not in gone)
-            self._keep_epochs(self._epochs.cut_below(self.log_start_offset))
+            self._keep_epochs(self.leader_epochs.cut_below(self.log_start_offset))
         return tuple(gone)
 
     def quarantine(self) -> tuple[str, ...]:
@@ -832,7 +824,7 @@ class LogWriter:
                 kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
                 context.view.reserve.call(lambda: segment.cut(position, damaged_from))
                 context.filesystem.sync_directory(self.path)
-                self._keep_epochs(self._epochs.cut_from(damaged_from))
+                self._keep_epochs(self.leader_epochs.cut_from(damaged_from))
             except BaseException as error:
                 self._poison_by(error)
                 raise
@@ -871,7 +863,7 @@ class LogWriter:
         self._unflushed_bytes = 0
         context.view.lower_to_end(end)
         # With replicas an epoch that starts at the log's end stays: records below it may be safe only because of it.
-        self._keep_epochs(self._epochs.cut_from(end if self._watermark is None else end + 1))
+        self._keep_epochs(self.leader_epochs.cut_from(end if self._watermark is None else end + 1))
         return end
 
     def _lower_checkpoints(self, recovery_point: int, high_watermark: int | None = None) -> None:
@@ -884,9 +876,9 @@ class LogWriter:
             view.sync_checkpoints()  # on a full disk those written before do no harm: they are lower
 
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
-        if epochs is not self._epochs:
-            self._epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
-            self._write_epochs(self._epochs)
+        if epochs is not self.leader_epochs:
+            self.leader_epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
+            self._write_epochs(self.leader_epochs)
 
     def _write_epochs(self, epochs: LeaderEpochs) -> None:
         context = self._context
@@ -902,7 +894,7 @@ class LogWriter:
         """
         expected = self.log_end_offset
         # The last record's epoch: an epoch without a record may be replaced.
-        epoch_before = self._epochs.epoch_of(expected - 1)
+        epoch_before = self.leader_epochs.epoch_of(expected - 1)
         for batch in batches:
             header = batch.header
             if header.base_offset != expected:
@@ -912,7 +904,7 @@ class LogWriter:
             expected, epoch_before = header.next_offset, header.leader_epoch
         for epoch, of_epoch in groupby(batches, lambda batch: batch.header.leader_epoch):
             run = list(of_epoch)
-            if epoch != self._epochs.latest_epoch:
+            if epoch != self.leader_epochs.latest_epoch:
                 self.begin_epoch(epoch, run[0].header.base_offset)
             self.append(run, run[0].header.base_offset)
 
@@ -942,17 +934,17 @@ class LogWriter:
         """
         with self._lock:
             self._check_writable()
-            epochs = self._epochs.assigned(leader_epoch, start_offset)
-            if epochs is self._epochs:
+            epochs = self.leader_epochs.assigned(leader_epoch, start_offset)
+            if epochs is self.leader_epochs:
                 yield None
                 return
             path, end = self.path, self.log_end_offset
-            newest = self._epochs.epoch_of(end - 1)
+            newest = self.leader_epochs.epoch_of(end - 1)
             if start_offset != end or leader_epoch < newest:
                 why = f"can't begin at {start_offset}: {path} ends at {end}, with a record of {newest}"
                 raise BadArgument("start_offset", f"epoch {leader_epoch} {why}")
             yield epochs
-            self._epochs, self._is_unlisted = epochs, False
+            self.leader_epochs, self._is_unlisted = epochs, False
             self._publish(self.flushed_offset)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:
@@ -960,11 +952,11 @@ class LogWriter:
         with self._lock:
             self._check_writable()
             end = self.log_end_offset
-            kept = tuple(entry for entry in self._epochs.entries if entry[0] <= leader_epoch)
-            for epoch, start in self._epochs.entries[len(kept) :]:
+            kept = tuple(entry for entry in self.leader_epochs.entries if entry[0] <= leader_epoch)
+            for epoch, start in self.leader_epochs.entries[len(kept) :]:
                 if start != end:
                     raise BadArgument("leader_epoch", f"{self.path} has records of epoch {epoch}")
-            self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self._epochs.entries) else self._epochs)
+            self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self.leader_epochs.entries) else self.leader_epochs)
             self._publish(self.flushed_offset)
 
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ BROKEN = {
         "            raise\n        raise LogPoisoned(self.path, error)",
     ),
     "a recovery that does not sync what it believes": Mutation(
-        Recovery, "file.sync()\n            file.drop_cache()", "file.drop_cache()"
+        Recovery, "file.sync()\n                file.drop_cache()", "file.drop_cache()"
     ),
     "a recovery that believes the page cache": Mutation(Recovery, "file.drop_cache()", "pass"),
     "a scan that believes batches whose CRC is wrong": (
