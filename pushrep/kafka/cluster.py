@@ -385,17 +385,13 @@ class Cluster:
     async def _of_brokers(
         self, ask: Callable[[int, Iterable[int]], Awaitable[dict[int, _T]]], partitions: Iterable[int]
     ) -> dict[int, _T]:
-        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
-        return {partition: found for answer in answers for partition, found in answer.items()}
-
-    def _by_leader(self, partitions: Iterable[int]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        by_leader: dict[int, list[int]] = {}
         for partition in partitions:
-            node = self.leaders.get(partition)
-            if node is None:
+            if (node := self.leaders.get(partition)) is None:
                 raise broker_refused(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
-            found.setdefault(node, []).append(partition)
-        return found
+            by_leader.setdefault(node, []).append(partition)
+        answers = await asyncio.gather(*(ask(node, some) for node, some in by_leader.items()))
+        return {partition: found for answer in answers for partition, found in answer.items()}
 
     async def _ask_any(self, request: Any) -> Any:
         """The first answer. Brokers are asked one after the other, the next one also while another hangs."""

@@ -279,7 +279,7 @@ class Fence:
             case NotAllowed(why):
                 return self._not_allowed(why)
             case MembersAnswered(is_newest):
-                return self._members_said(is_newest=is_newest)
+                return self._go_on() if is_newest else self._taken_over()
 
     def _begin(self) -> Effect:
         self._listed, self.is_standing = (), False
@@ -335,9 +335,6 @@ class Fence:
             return AskMembers()
         # Nobody else knows. A forgotten id is no sign of another shipper; an epoch above ours is one.
         return self._go_on() if self._changed is not None else self._taken_over()
-
-    def _members_said(self, *, is_newest: bool) -> Effect:
-        return self._go_on() if is_newest else self._taken_over()
 
     def _go_on(self) -> Effect:
         changed, self._changed = self._changed, None
@@ -583,9 +580,8 @@ class FencedPartitions:
         found = []
         for partition in self.in_state(PartitionState.SOUGHT):
             one = self._all[partition]
-            if one.led_since_ms is None:
-                continue
-            if now_ms - max(one.led_since_ms, one.sought_since_ms) >= MARKER_WITHIN_MS:
+            led_ms = None if one.led_since_ms is None else now_ms - max(one.led_since_ms, one.sought_since_ms)
+            if led_ms is not None and led_ms >= MARKER_WITHIN_MS:
                 one.become(PartitionState.WAITING)
                 one.is_alone = True
                 found.append(partition)

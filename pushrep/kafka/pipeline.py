@@ -72,13 +72,14 @@ class Pipeline:
         self.producer_id, self.producer_epoch = -1, -1
         self._next_sequence = 0
         self._sent: deque[SentBatch] = deque()
-        self._in_flight = 0
+        self.in_flight = 0
+        """How many batches wait for an answer."""
         self._is_known = False  # whether the broker has state of our id
         self._is_closed = False
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
         """Go on under another producer id. Nothing is in flight, and unacknowledged records are read again."""
-        assert not self._in_flight, "a retry of the old id could land between the new one's batches"
+        assert not self.in_flight, "a retry of the old id could land between the new one's batches"
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._next_sequence, self._is_known, self._is_closed = 0, False, False
         self._sent.clear()
@@ -98,11 +99,6 @@ class Pipeline:
         self._is_known = False
 
     @property
-    def in_flight(self) -> int:
-        """How many batches wait for an answer."""
-        return self._in_flight
-
-    @property
     def is_empty(self) -> bool:
         """Whether everything that was sent is acknowledged."""
         return not self._sent
@@ -110,7 +106,7 @@ class Pipeline:
     @property
     def is_drained(self) -> bool:
         """Whether a failure closed it and all answers are in: then `verdict` says what to do."""
-        return self._is_closed and not self._in_flight
+        return self._is_closed and not self.in_flight
 
     @property
     def may_send(self) -> bool:
@@ -118,7 +114,7 @@ class Pipeline:
         if self._is_closed or self.producer_id < 0:
             return False
         is_remembered = self._is_known and not any(one.is_old for one in self._sent)
-        return self._in_flight < (IN_FLIGHT_MAX if is_remembered else 1)
+        return self.in_flight < (IN_FLIGHT_MAX if is_remembered else 1)
 
     def waiting(self) -> SentBatch | None:
         """The next batch to send again, before any new one; None if there is none."""
@@ -140,12 +136,12 @@ class Pipeline:
     def on_sent(self, sent: SentBatch) -> None:
         """The batch was sent."""
         sent.in_flight = True
-        self._in_flight += 1
+        self.in_flight += 1
 
     def on_answer(self, sent: SentBatch, answer: BrokerAnswer) -> Iterator[SentBatch]:
         """Returns the batches that are acknowledged now together with everything before them, in log order."""
         sent.in_flight = False
-        self._in_flight -= 1
+        self.in_flight -= 1
         if reaction_to(answer.error_code) is AnswerReaction.DONE:
             sent.base_offset, sent.answer = answer.base_offset, None
             self._is_known = not sent.is_old  # by an old batch's time the id may be forgotten before the next batch

@@ -30,6 +30,7 @@ topic that grew meanwhile one pair would get into two partitions.
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -370,8 +371,5 @@ def check_kept(progress: ShippingProgress, topic: str, known: tuple[int, ...]) -
 
 def counts_of(progress: ShippingProgress) -> tuple[int, ...]:
     """The counts for members to store: each one that was used, oldest first."""
-    found: list[int] = []
-    for epoch in progress.epochs:
-        if epoch.partitions is not None and found[-1:] != [epoch.partitions]:
-            found.append(epoch.partitions)
-    return tuple(found)
+    fixed = (epoch.partitions for epoch in progress.epochs if epoch.partitions is not None)
+    return tuple(count for count, _ in groupby(fixed))

@@ -315,7 +315,12 @@ class ShippingRecovery:
             self.size_max_bytes = max(1, len(refused.data) // 2)
 
     def _matched(self, source: ShippedPartition, matching: Matching, end: int) -> None:
-        self._advance(source, matching.next_offsets[source.partition], end)
+        offset = matching.next_offsets[source.partition]
+        if offset > source.acknowledged:
+            last = next(iter(source.log.batches(offset - 1, offset)))
+            source.on_acknowledged(offset, last.header.crc, end)
+        else:
+            source.destination_offset = max(source.destination_offset, end)
         source.newest = matching.newest.get(source.partition, source.newest)
         source.rewind()
         self._state.set_trouble(None, ("log", source.partition))
@@ -343,9 +348,8 @@ class ShippingRecovery:
         now_ms, is_short = self._clock.monotonic_ms(), is_shortage(why)
         source.is_matching, source.match_at_ms = True, now_ms + (SHORTAGE_RETRY_MS if is_short else in_ms)
         self._state.set_trouble(str(why) if is_short else None, ("log", source.partition))
-        if is_short:
-            return
-        source.stop(why, now_ms, source.match_at_ms)
+        if not is_short:
+            source.stop(why, now_ms, source.match_at_ms)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""
@@ -368,13 +372,6 @@ class ShippingRecovery:
                 source.destination_offset, source.newest = -1, None
         if lost:
             raise TopicLostRecords(self._facts.topic, lost)
-
-    def _advance(self, source: ShippedPartition, offset: int, destination_offset: int) -> None:
-        if offset > source.acknowledged:
-            last = next(iter(source.log.batches(offset - 1, offset)))
-            source.on_acknowledged(offset, last.header.crc, destination_offset)
-        else:
-            source.destination_offset = max(source.destination_offset, destination_offset)
 
     async def check_topic(self, known_ends: Mapping[int, int]) -> None:
         """Check the topic's settings, and that its partitions still reach `known_ends`.

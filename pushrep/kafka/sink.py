@@ -245,7 +245,8 @@ class KafkaSink:
         Not if another instance took over and members may confirm later that this one leads.
         """
         if isinstance(error, TopicLostRecords):  # on disk first: once the topic grows again, the loss does not show
-            self.state.lost(error.lost)
+            lost = error.lost
+            self.state.change(lambda progress: replace(progress, lost=lost))
             try:
                 self._checkpoint()
             except OSError as failure:

@@ -122,11 +122,14 @@ class SinkSession:
         try:
             self._state.begin()
             self._ends = self._state.known_ends()
-            self._place_all()
-            self._run(self._fence.run())
+            for source in self._state.sources.values():
+                source.in_flight = 0
+                source.rewind()  # first: unacknowledged records may belong to another Kafka partition
+                self._place(source)
+            self.run_beside(self._fence.run())
             for partition in self._state.unread:
-                self._run(self._read_others(partition))
-            self._run(self._watch())
+                self.run_beside(self._read_others(partition))
+            self.run_beside(self._watch())
             while not self._stopping.is_set():
                 self._poll_logs()
                 self._dispatch()
@@ -197,7 +200,7 @@ class SinkSession:
                 _LOG.info("broker %d does not tell the ends of its partitions: %r", node, error)
                 ends = {}
         if len(ends) < len(partitions):
-            self._refresh()
+            self.refresh_soon()
         return ends
 
     async def check_loss(self, partition: int, end: int) -> None:
@@ -222,11 +225,15 @@ class SinkSession:
         """As in FencedSession."""
         one, pipeline = self._fence.partitions[partition], self._pipelines.get(partition)
         if pipeline is not None and one.state is PartitionState.MATCHED:
-            self._run(self._match(partition, pipeline))
+            self.run_beside(self._match(partition, pipeline))
             return
         if pipeline is not None:
             if one.producer is not None and pipeline.producer != one.producer:
-                self._renewed(partition, pipeline)
+                for source in self._sources.get(partition, ()):
+                    # Else a topic whose retention removed markers would seem to have lost records.
+                    if one.marked_from is not None and source.destination_offset == one.marked_from:
+                        source.destination_offset = one.read_to
+                pipeline.begin(*one.producer)
             self.go_on(partition)
         self._fence.partitions.on_matched(partition, self._clock.monotonic_ms())
 
@@ -252,15 +259,6 @@ class SinkSession:
         self._ready[partition] = None
         self._state.moved()
 
-    def _renewed(self, partition: int, pipeline: Pipeline) -> None:
-        one = self._fence.partitions[partition]
-        assert one.producer is not None, "it was met"
-        for source in self._sources.get(partition, ()):
-            # Else a topic whose retention removed markers would seem to have lost records.
-            if one.marked_from is not None and source.destination_offset == one.marked_from:
-                source.destination_offset = one.read_to
-        pipeline.begin(*one.producer)
-
     async def _new_producer_id(self, pipeline: Pipeline) -> tuple[int, int]:
         """A producer id from the brokers: one for all that begin, another for one that has lost its place."""
         if pipeline.producer_id >= 0:
@@ -278,25 +276,13 @@ class SinkSession:
         """As in FencedSession."""
         self._state.set_trouble(why, FENCE)
 
-    def refresh_soon(self) -> None:
-        """As in FencedSession."""
-        self._refresh()
-
-    def run_beside(self, work: Awaitable[None]) -> None:
-        """As in FencedSession."""
-        self._run(work)
-
-    def _known_ends(self) -> dict[int, int]:
-        return {
-            k: max(source.destination_offset for source in sources) for k, sources in self._sources.items() if sources
-        }
-
     async def _watch(self) -> None:
         """Detect changes of the topic and its leaders that no answer to a batch would show."""
         while True:
             await asyncio.sleep(WATCH_S)
             begun = self._begun()
-            known = {partition: end for partition, end in self._known_ends().items() if partition in begun}
+            shipped = ((partition, sources) for partition in begun if (sources := self._sources[partition]))
+            known = {partition: max(one.destination_offset for one in sources) for partition, sources in shipped}
             await self._recovery.check_topic({**self._fence.partitions.marker_ends(), **known})
             for partition in begun:
                 if (connection := self._cluster.connection_of(partition)) is not None:
@@ -313,12 +299,6 @@ class SinkSession:
         for task in self._tasks:  # late answers, and what an answer began
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _place_all(self) -> None:
-        for source in self._state.sources.values():
-            source.in_flight = 0
-            source.rewind()  # first: unacknowledged records may belong to another Kafka partition
-            self._place(source)
 
     def _place(self, source: ShippedPartition) -> None:
         """Assign a log partition to the Kafka partition of its next record, by the partition count of its PID epoch."""
@@ -346,7 +326,7 @@ class SinkSession:
                 has_more = source.poll()
                 if source.match_at_ms is not None and now_ms >= source.match_at_ms:
                     source.match_at_ms = None
-                    self._run(self._join(partition, source))
+                    self.run_beside(self._join(partition, source))
                 elif has_more:
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
@@ -406,7 +386,7 @@ class SinkSession:
         self._place(source)
         source.is_matching = True
         partition = self._state.progress.topic_partition(source.partition, source.next_offset)
-        self._run(self._join(partition, source))
+        self.run_beside(self._join(partition, source))
 
     async def _join(self, partition: int, source: ShippedPartition) -> None:
         """Match another log with a Kafka partition; if it has not begun yet, `_match` does it."""
@@ -485,7 +465,8 @@ class SinkSession:
                 continue
             channel = self._channels.setdefault(node, _Channel())
             if channel.connection is None or not channel.connection.connected():
-                self._connect(node, channel)
+                if channel.connecting is None or channel.connecting.done():
+                    channel.connecting = self.run_beside(self._connected(node, channel))
             elif now_s >= channel.blocked_until_s:
                 found.setdefault(node, []).append(partition)
         return found
@@ -530,7 +511,7 @@ class SinkSession:
             return True
         if partition not in self._meeting:
             self._meeting.add(partition)
-            self._run(self._meet(partition, connection))
+            self.run_beside(self._meet(partition, connection))
         return False
 
     async def _meet(self, partition: int, connection: Connection) -> None:
@@ -554,7 +535,7 @@ class SinkSession:
             self._lost(node, batches, error)
             return False
         channel.in_flight += 1
-        self._answers.add(task := self._run(self._receive(node, channel, batches, answer)))
+        self._answers.add(task := self.run_beside(self._receive(node, channel, batches, answer)))
         task.add_done_callback(self._answers.discard)
         return True
 
@@ -581,7 +562,7 @@ class SinkSession:
 
     def _lost(self, node: int, batches: dict[int, SentBatch], error: BaseException) -> None:
         self._cluster.drop(node)
-        self._refresh()
+        self.refresh_soon()
         for partition, sent in batches.items():
             self._on_answer(self._pipelines[partition], sent, connection_lost(repr(error)))
         self._wake.set()
@@ -603,7 +584,10 @@ class SinkSession:
             if 0 <= done.base_offset < self._ends.get(partition, 0):
                 self._fail(self._recovery.went_back(partition))
                 return
-            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._has_fence(partition):
+            if (
+                done.base_offset > (known := self._ends.get(partition, 0))
+                and self._fence.partitions[partition].producer is None
+            ):
                 self._others_wrote(partition, known, done.base_offset)
             self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at, newest)
@@ -613,7 +597,7 @@ class SinkSession:
             counts.errors[Code.name_of(sent.answer.error_code)] += 1
         self._last_answer_ms[partition] = self._clock.monotonic_ms()
         if pipeline.is_drained:
-            self._run(self._recover(pipeline))
+            self.run_beside(self._recover(pipeline))
         else:
             self._ready[partition] = None
 
@@ -624,16 +608,13 @@ class SinkSession:
             span.add(record.headers for record in sent.batch.records())
             span.end(Code.name_of(answer.error_code) if answer.error_code else None)
 
-    def _has_fence(self, partition: int) -> bool:
-        return self._fence.partitions[partition].producer is not None
-
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
         """Read what others wrote to [start, end) between our records: a copy of this outbox may have."""
         unread = self._state.unread
         is_read_already = partition in unread
         unread[partition] = (unread[partition][0] if is_read_already else start, end)
         if not is_read_already:
-            self._run(self._read_others(partition))
+            self.run_beside(self._read_others(partition))
 
     async def _read_others(self, partition: int) -> None:
         while partition in self._state.unread:
@@ -641,26 +622,20 @@ class SinkSession:
             self._state.moved()
 
     async def _recover(self, pipeline: Pipeline) -> None:
-        if pipeline.verdict()[1] is AnswerReaction.RESYNC:
-            self._lost_place(pipeline)
+        first, reaction = pipeline.verdict()
+        if reaction is AnswerReaction.RESYNC:
+            # The broker has lost our producer's state, or refuses its epoch: the partition begins anew.
+            _LOG.warning("%s-%d: %s", self._facts.topic, pipeline.partition, first.answer)
+            for source in self._sources[pipeline.partition]:
+                source.in_flight = 0
+            self._fence.begin_again(pipeline.partition)
             return
         stopped = await self._recovery.recover(pipeline)
         if stopped is not None:
             self._refuse(*stopped)
         self._ready[pipeline.partition] = None
 
-    def _lost_place(self, pipeline: Pipeline) -> None:
-        """The broker has lost our producer's state, or refuses its epoch: the partition begins anew."""
-        _LOG.warning("%s-%d: %s", self._facts.topic, pipeline.partition, pipeline.verdict()[0].answer)
-        for source in self._sources[pipeline.partition]:
-            source.in_flight = 0
-        self._fence.begin_again(pipeline.partition)
-
     # -- brokers ---------------------------------------------------------------------------------------------------
-
-    def _connect(self, node: int, channel: _Channel) -> None:
-        if channel.connecting is None or channel.connecting.done():
-            channel.connecting = self._run(self._connected(node, channel))
 
     async def _connected(self, node: int, channel: _Channel) -> None:
         try:
@@ -672,11 +647,13 @@ class SinkSession:
         else:
             self._state.set_trouble(None, ("broker", node))
 
-    def _refresh(self) -> None:
+    def refresh_soon(self) -> None:
+        """As in FencedSession."""
         if not self._recovery.is_refreshing:
-            self._run(self._recovery.refresh())
+            self.run_beside(self._recovery.refresh())
 
-    def _run(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def run_beside(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """As in FencedSession."""
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

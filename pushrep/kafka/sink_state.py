@@ -207,20 +207,19 @@ class SinkState:
             said = "nothing is shipped at present: %s" if subject is None else "records wait: %s"
             _LOG.warning(said, trouble)
 
-    def _trouble(self) -> tuple[str, int] | None:
+    def _trouble(self) -> tuple[str, int] | tuple[None, None]:
         """The present trouble, and its age in ms."""
         now_ms = self._clock.monotonic_ms()
         if (whole := self._troubles.get(None)) is not None:
             return whole[0], now_ms - whole[1]
         lasting = [(now_ms - since_ms, why) for why, since_ms in list(self._troubles.values())]
         age_ms, why = max(lasting, default=(0, ""))
-        return (why, age_ms) if age_ms >= IN_TROUBLE_MS else None
+        return (why, age_ms) if age_ms >= IN_TROUBLE_MS else (None, None)
 
     @property
     def trouble(self) -> str | None:
         """Why nothing is shipped, or for IN_TROUBLE_MS some records were not; None: no trouble."""
-        found = self._trouble()
-        return None if found is None else found[0]
+        return self._trouble()[0]
 
     def stopped_ms(self, partition: int) -> int:
         """For how long a stopped partition has been so, in ms."""
@@ -228,18 +227,13 @@ class SinkState:
 
     def trouble_ms(self) -> int | None:
         """How long the present trouble has lasted, in ms; None: no trouble."""
-        found = self._trouble()
-        return None if found is None else found[1]
+        return self._trouble()[1]
 
     def fence_waits(self) -> tuple[str, int] | None:
         """Why partitions have waited for the fence for IN_TROUBLE_MS or longer, and for how long, in ms."""
         why, since_ms = self._troubles.get(FENCE, ("", 0))
         age_ms = self._clock.monotonic_ms() - since_ms
         return (why, age_ms) if why and age_ms >= IN_TROUBLE_MS else None
-
-    def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Set the ranges of offsets that the topic acknowledged and lost, by log partition; they are sent again."""
-        self.change(lambda progress: replace(progress, lost=ranges))
 
     def refused(self, refusal: ShippingError | None) -> None:
         """Set why nothing is shipped until an operator acts; None: shipping goes on once the brokers answer."""
@@ -277,7 +271,7 @@ class SinkState:
             self._waiting += 1
             try:
                 while True:
-                    missing = self._missing(ends)
+                    missing = sum(max(0, end - self.sources[number].acknowledged) for number, end in ends.items())
                     is_known = not any(self.sources[number].is_matching for number in ends)
                     if not missing and unread is None:
                         unread = {partition: end for partition, (_, end) in list(self.unread.items())}
@@ -302,9 +296,6 @@ class SinkState:
 
     def _is_read(self, ends: Mapping[int, int]) -> bool:
         return all(self.unread.get(partition, (end, end))[0] >= end for partition, end in ends.items())
-
-    def _missing(self, ends: Mapping[int, int]) -> int:
-        return sum(max(0, end - self.sources[number].acknowledged) for number, end in ends.items())
 
     def _raise_stop(self, ends: Mapping[int, int]) -> None:
         if self.refusal is not None:

@@ -364,10 +364,8 @@ class LocalReplays:
         source = self._source(self._name(recording))
         if source is None:
             raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
-        try:
+        with closing(source):
             facts = source.facts()
-        finally:
-            source.close()
         return max(facts.start, tip_of(facts, bound, None).recorded)
 
     def start_replay(self, request: ReplayRequest) -> int:

@@ -328,7 +328,11 @@ class RemoteSession:
         except NodeUnreachable as error:
             self._later(error.why)
         except ReplayRefused as refused:
-            self._refused(refused)
+            end = end_of_refused(refused, self._received, self._left, self._until)
+            if end is None:
+                self._later(refused.why)
+            else:
+                self._pending_end = end
 
     def _started_again(self, connection: NodeConnection, request: ReplayRequest) -> int:
         try:
@@ -368,13 +372,6 @@ class RemoteSession:
             return
         first_s, longest_s = self._settings.backoff_min_ms / 1000, self._settings.backoff_max_ms / 1000
         self._retry_ms = now_ms + round(1000 * Backoff(first_s, longest_s, least=0.5).pause_s(self._failures))
-
-    def _refused(self, refused: ReplayRefused) -> None:
-        end = end_of_refused(refused, self._received, self._left, self._until)
-        if end is None:
-            self._later(refused.why)
-            return
-        self._pending_end = end
 
     def _fail(self, code: ErrorCode, why: str) -> None:
         self._hang_up()

@@ -595,8 +595,6 @@ ASK_WITHIN_S = 10.0
 LOOK_WITHIN_S = 3.0
 _AWAY_PAUSES = Backoff(first_s=1.0, longest_s=60.0, least=1.0)
 
-_Answered = TypeVar("_Answered")
-
 
 class StorePoll:
     """One reader's calls to one store. `poll_size` begins a turn, in which `ask` may be called. For one thread at a
@@ -621,7 +619,7 @@ class StorePoll:
         self._asked = self._failed = False
         return self._answer(self._store.size_bytes, LOOK_WITHIN_S)
 
-    def ask(self, question: Callable[[], _Answered]) -> _Answered:
+    def ask(self, question: Callable[[], _Answer]) -> _Answer:
         """The result of `question`, within 10 s. Raises the question's other errors, too."""
         answer = self._answer(question, ASK_WITHIN_S)
         self._asked = True
@@ -634,7 +632,7 @@ class StorePoll:
         since_s = (self._clock.monotonic_ms() - self._since_ms) / 1000
         return f"no answer for {since_s:.0f} s, new startpoints wait: {self.away}"
 
-    def _answer(self, question: Callable[[], _Answered], within_s: float) -> _Answered:
+    def _answer(self, question: Callable[[], _Answer], within_s: float) -> _Answer:
         if self.away is not None and self._clock.monotonic_ms() / 1000 < self._next_s:
             self._failed = True
             raise StoreUnavailable(self.away.location, self.away.why)
@@ -642,13 +640,10 @@ class StorePoll:
             with self._store.within(within_s):
                 return question()
         except StoreUnavailable as error:
-            self._on_failure(error)
+            if self.away is None:
+                self._since_ms = self._clock.monotonic_ms()
+                _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)
+            self.away, self._failed = error, True
+            self._failures += 1
+            self._next_s = self._clock.monotonic_ms() / 1000 + _AWAY_PAUSES.pause_s(self._failures)
             raise
-
-    def _on_failure(self, error: StoreUnavailable) -> None:
-        if self.away is None:
-            self._since_ms = self._clock.monotonic_ms()
-            _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)
-        self.away, self._failed = error, True
-        self._failures += 1
-        self._next_s = self._clock.monotonic_ms() / 1000 + _AWAY_PAUSES.pause_s(self._failures)
