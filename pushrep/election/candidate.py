@@ -395,15 +395,12 @@ class Candidate:
         """Whether no record can have been acknowledged: nobody has a grant, or this member, which had the newest one
         and so holds everything, has no record of a granted epoch.
         """
-        newest = self._newest()
+        newest = newest_of(answer.grant for answer in self._answers.values())
         if newest is None:
             return True
         return newest.leader == self.index and all(
             log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
-
-    def _newest(self) -> Grant | None:
-        return newest_of(answer.grant for answer in self._answers.values())
 
     def _deposes_nobody(self, answer: MemberAnswer) -> bool:
         """Of this member's generation, a directory that counts for nothing shows no leader either."""

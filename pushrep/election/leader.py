@@ -449,9 +449,8 @@ class PartitionLeader:
         return held is not None and held >= max(self.high_watermark, self.epoch_start_offset)
 
     def _join(self, replica: int) -> list[LeaderEffect]:
-        if replica in self.in_sync | self.uncounted or replica not in self.grant.indexes:
-            return []
-        if not self._has_caught_up(replica):
+        counts = replica in self.grant.indexes and replica not in self.in_sync | self.uncounted
+        if not counts or not self._has_caught_up(replica):
             return []
         self.in_sync.add(replica)
         return [Joined(replica)]

@@ -139,10 +139,8 @@ class Matching:
             return
         self._producer_id = batch.header.producer_id
         for record in records:
-            if record.offset < first:
-                continue
             metadata = self._origin.metadata_of(record)
-            if metadata is None:
+            if metadata is None or record.offset < first:
                 continue
             expected = self._expected.get(metadata)
             if expected is None:

@@ -137,7 +137,9 @@ class SinkSession:
                 self._note_silent()
                 self._note_begun()
                 if self._failure is not None:
-                    await self._wait_for_losses()
+                    if isinstance(self._failure, TopicLostRecords) and self._looking:
+                        # It stops shipping to the whole topic: those of other partitions are told with it.
+                        await asyncio.wait(self._looking, timeout=_LOSSES_S)
                     raise self._failure
                 self._wake.clear()
                 with suppress(TimeoutError):
@@ -158,11 +160,6 @@ class SinkSession:
     def _begun(self) -> set[int]:
         """The partitions whose content is known."""
         return {partition for partition in self._pipelines if self._fence.partitions[partition].has_shipped}
-
-    async def _wait_for_losses(self) -> None:
-        """A loss stops shipping to the whole topic: those of other partitions are told with it."""
-        if isinstance(self._failure, TopicLostRecords) and self._looking:
-            await asyncio.wait(self._looking, timeout=_LOSSES_S)
 
     def _note_silent(self) -> None:
         """Note the brokers that take no connection or give no answer, once a second."""

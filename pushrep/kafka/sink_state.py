@@ -275,7 +275,8 @@ class SinkState:
                     is_known = not any(self.sources[number].is_matching for number in ends)
                     if not missing and unread is None:
                         unread = {partition: end for partition, (_, end) in list(self.unread.items())}
-                    is_known = is_known and self._is_read(unread or {})
+                    others = (unread or {}).items()
+                    is_known = is_known and all(self.unread.get(one, (end, end))[0] >= end for one, end in others)
                     if not missing and is_known and isinstance(self.refusal, DestinationRefused | None):
                         return self._raise_parked(ends)
                     self._raise_stop(ends)
@@ -293,9 +294,6 @@ class SinkState:
         parked = [one for one in parking.waiting(self.topic) if one.offset < ends.get(one.partition, 0)]
         if parked:
             raise RecordsParked(self.topic, [(one.partition, one.offset) for one in parked], parking.log.path.parent)
-
-    def _is_read(self, ends: Mapping[int, int]) -> bool:
-        return all(self.unread.get(partition, (end, end))[0] >= end for partition, end in ends.items())
 
     def _raise_stop(self, ends: Mapping[int, int]) -> None:
         if self.refusal is not None:

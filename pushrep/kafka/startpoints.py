@@ -206,7 +206,11 @@ def open_store(
     topic = destination.topic or ""
     place = f"kafka:{topic}"
     try:
-        found = ask(lambda _: look_at_topic(destination, topic), _judge, destination.request_timeout_ms / 1000)
+        found = ask(
+            lambda _: look_at_topic(destination, topic),
+            lambda error: Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT,
+            destination.request_timeout_ms / 1000,
+        )
     except TopicMissing as error:
         raise StoreUnavailable(
             place, "there is no such topic: create it with 1 partition and cleanup.policy=compact"
@@ -418,10 +422,6 @@ class FactsInTopic:
         if is_known and code.code() in OVERTAKEN:
             raise Overtaken(self.place) from error
         raise not_written(self.place, code.str(), is_known=is_known) from error
-
-
-def _judge(error: BaseException) -> Failure:
-    return Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT
 
 
 def _key(fact: Fact) -> str:

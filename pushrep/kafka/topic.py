@@ -88,11 +88,10 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
 
     Raises TopicMissing, KafkaUnreachable.
     """
-
-    def judge(error: BaseException) -> Failure:
-        return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.PERMANENT
-
-    return ask(lambda _: _facts_of(destination, topic), judge)
+    return ask(
+        lambda _: _facts_of(destination, topic),
+        lambda error: Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.PERMANENT,
+    )
 
 
 def _facts_of(destination: KafkaDestination, topic: str) -> TopicFacts:

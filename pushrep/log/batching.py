@@ -62,10 +62,9 @@ def to_batches(
 def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
     """One plain value: looking for places to cut would cost more than encoding it."""
     _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
-    plain = config.codec is Codec.NONE
     batch = (
         encode_alone(value, timestamp_ms)
-        if plain
+        if config.codec is Codec.NONE
         else encode_batch((value,), timestamps_ms=timestamp_ms, codec=config.codec)
     )
     _refuse_above_limit(batch.header.size_bytes, config)
@@ -225,7 +224,12 @@ def _name_what_is_wrong(values: object, keys: object, headers: object) -> None:
             "keys", keys, "bytes or None", lambda item: isinstance(item, bytes | bytearray | memoryview | None)
         )
     if not isinstance(headers, HeaderColumn | None):
-        _check_column("headers", headers, "a list of (text, bytes or None)", _are_headers)
+        _check_column(
+            "headers",
+            headers,
+            "a list of (text, bytes or None)",
+            lambda item: isinstance(item, Iterable) and all(map(_is_header, item)),
+        )
 
 
 def _check_column(name: str, column: object, wanted: str, fits: Callable[[object], bool]) -> None:
@@ -234,10 +238,6 @@ def _check_column(name: str, column: object, wanted: str, fits: Callable[[object
     for at, item in enumerate(column):
         if not fits(item):
             raise BadArgument(f"{name}[{at}]", f"give {wanted}, not {item!r:.60}")
-
-
-def _are_headers(item: object) -> bool:
-    return isinstance(item, Iterable) and all(map(_is_header, item))
 
 
 def _is_header(header: object) -> bool:

@@ -403,7 +403,8 @@ class Recovery:
         start = bases[0] if log_start_offset is None else log_start_offset
         for number, base in enumerate(bases):
             next_base = bases[number + 1] if number + 1 < len(bases) else None
-            if number < plan.first and self._sealed_end(base) == next_base:
+            what, interval_bytes = ScanRange(base_offset=base), self._config.index_interval_bytes
+            if number < plan.first and sealed_end(self._filesystem, self._directory, what, interval_bytes) == next_base:
                 continue
             segment = Segment(self._filesystem, self._directory, base, self._config)
             try:
@@ -507,10 +508,6 @@ class Recovery:
         for epoch, offset in zip(epochs.tolist(), run.base_offset[firsts].tolist(), strict=True):
             if known is None or epoch > known:
                 self._epochs.append((epoch, offset))
-
-    def _sealed_end(self, base: int) -> int | None:
-        what = ScanRange(base_offset=base)
-        return sealed_end(self._filesystem, self._directory, what, self._config.index_interval_bytes)
 
     def _refuse_odd_names(self, names: Sequence[str], bases: Sequence[int]) -> None:
         if swaps := swaps_in(names):

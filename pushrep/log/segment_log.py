@@ -328,7 +328,7 @@ class SegmentLog(ClosedAtExit):
         for found in self.recovery.damaged_segments:
             scrub.report(self._writer, found)
         self._writer.on_unsealed = partial(scrub.soon, self._writer)
-        self._reader.on_suspect = self._suspect_index
+        self._reader.on_suspect = lambda base: scrub.soon(self._writer, base, partial(self._rebuild_index, base))
         self._reader.on_damage = partial(scrub.soon, self._writer)
         self._closing = threading.Lock()
         self._closed = False
@@ -584,9 +584,6 @@ class SegmentLog(ClosedAtExit):
             log_id=self.log_id,
             on_done=put,
         )
-
-    def _suspect_index(self, base_offset: int) -> None:
-        self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
 
     def _rebuild_index(self, base_offset: int) -> None:
         """Rebuild a sealed segment's indexes beside the old ones, while others read and append."""

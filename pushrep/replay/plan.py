@@ -329,7 +329,7 @@ def plan_replay(
     if node.active_sessions >= node.max_sessions:
         why = f"{node.active_sessions} replays run, more are not allowed: stop one, or ask again later"
         raise ReplayRefused(ErrorCode.MAX_REPLAYS, why)
-    end = _recorded_end(request, facts)
+    end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = _resolved(request, facts.start, end, first_at)
     # A resumed session may be above it: after a restart the watermark may be lower, and will rise.
     last = end if request.epoch_before is None else max(end, facts.end)
@@ -345,10 +345,6 @@ def plan_replay(
         max_bytes_per_s=request.max_bytes_per_s,
         epoch_before=request.epoch_before,
     )
-
-
-def _recorded_end(request: ReplayRequest, facts: LogOffsets) -> int:
-    return max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
 
 
 def _check_request(request: ReplayRequest, node: Node) -> None:

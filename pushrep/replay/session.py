@@ -491,7 +491,11 @@ class ReplaySessions:
         effects = session.handle(event, now_ms)
         for effect in effects:
             if isinstance(effect, e.Forget):
-                self._forget(session)
+                self._sessions.pop(session.id, None)
+                self._ended_bytes += session.bytes_sent
+                self._ended_records += session.records_sent
+                if session.end_reason is not None:
+                    self._ended[session.end_reason] += 1
             elif isinstance(effect, e.Refuse):
                 self.refused[effect.code] += 1
         return effects
@@ -505,13 +509,6 @@ class ReplaySessions:
         """Give every session of a recording an event: Stop, Deleted, Truncated, LeaseLost."""
         chosen = [session for session in self if session.plan.recording == recording]
         return [(session, self.handle(session, event, now_ms)) for session in chosen]
-
-    def _forget(self, session: ReplaySession) -> None:
-        self._sessions.pop(session.id, None)
-        self._ended_bytes += session.bytes_sent
-        self._ended_records += session.records_sent
-        if session.end_reason is not None:
-            self._ended[session.end_reason] += 1
 
     def counters(self, now_ms: int) -> ReplayCounters:
         """All counters at this moment. For any thread: a session that ends meanwhile may be counted twice."""

@@ -26,7 +26,7 @@ from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.reader import LogSlices, SlicedFile
 from pushrep.log.seals import SealChecks
-from pushrep.records import HEADER_BYTES, BatchHeader, RecordBatch
+from pushrep.records import HEADER_BYTES, RecordBatch
 from pushrep.records.header import LENGTH_ENDS_AT, length_of_first, split_batches
 
 _KEPT_MAX = 6
@@ -125,7 +125,9 @@ class BatchWindows:
                 if any(one.base_offset != at or one.leader_epoch < was for one, (at, was) in places):
                     return
                 if expected < start or ends[-1][0] > end:
-                    batches = [batch for batch in batches if _holds(batch.header, start, end)]
+                    batches = [
+                        one for one in batches if start < one.header.next_offset and one.header.base_offset < end
+                    ]
                 if batches:
                     yield Window(batches, sum(map(size_of_batch, batches)))
                 (expected, epoch), position = ends[-1], position + read_bytes
@@ -146,10 +148,6 @@ class BatchWindows:
                 placed += [(end + at, header) for at, header in last.placed]
                 end += last.end
         return [RecordBatch(view[at : at + header.size_bytes], header) for at, header in placed], end
-
-
-def _holds(header: BatchHeader, start: int, end: int) -> bool:
-    return header.next_offset > start and header.base_offset < end
 
 
 def size_of_batch(batch: RecordBatch) -> int:

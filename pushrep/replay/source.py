@@ -56,7 +56,7 @@ class LogSource:
         except LogClosed:
             if isinstance(self._log, LogReader):
                 raise
-            self._log = self._now_open()
+            self._log = self._reader(self.path)  # a following replay waits for the next writer
             return self._log.ends()
 
     def history(self) -> int:
@@ -184,10 +184,6 @@ class LogSource:
 
     def _reader(self, path: Path) -> LogReader:
         return SegmentLog.open_reader(path, isolation="written", filesystem=self.filesystem)
-
-    def _now_open(self) -> Log:
-        """A reader for a log whose writer has stopped: a following replay waits for the next writer."""
-        return self._reader(self.path)
 
     def _is_live(self) -> bool:
         if isinstance(self._log, LogReader):
