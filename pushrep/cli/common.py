@@ -8,7 +8,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -140,6 +140,22 @@ def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequenc
     if title is not None:
         say(title)
     say(*table(columns, rows, width()))
+
+
+def show_rows(
+    values: Iterable[object],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    as_json: bool,
+    title: str | None = None,
+) -> None:
+    """Print a list: the values as JSON, one a line, or their rows as a table for people."""
+    if as_json:
+        for value in values:
+            show_json(value)
+    else:
+        show_table(title, columns, rows)
 
 
 def show_json(value: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.common import show_json, show_table
+from pushrep.cli.common import show_rows
 from pushrep.cli.log_dump import dump
 from pushrep.cli.options import any_log_argument, directory_argument, log_argument, log_path, log_paths, time_ms_of
 from pushrep.cli.progress import adding, progress
@@ -81,15 +81,8 @@ def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands op
     "known by" is the source of the offsets: the running writer, the clean marker, the last state that a stopped writer
     published, or the checkpoints of the last flush. HWM is the high watermark.
     """
-    for_people = []
-    for path in logs_at(directory):
-        summary = replace(summarize(path), name=shown_below(directory, path))
-        if as_json:
-            show_json(asdict(summary))
-        else:
-            for_people.append(_row(summary))
-    if not as_json:
-        show_table(None, _COLUMNS, for_people)
+    found = [replace(summarize(path), name=shown_below(directory, path)) for path in logs_at(directory)]
+    show_rows(map(asdict, found), _COLUMNS, [_row(one) for one in found], as_json=as_json)
 
 
 def _row(one: LogSummary) -> tuple[str, ...]:

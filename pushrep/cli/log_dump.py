@@ -17,6 +17,7 @@ from pushrep.log.dump import (
     DumpedEnd,
     DumpedEntry,
     DumpedHole,
+    DumpedLine,
     OffsetWindow,
     control_type,
     dump_file,
@@ -96,28 +97,27 @@ def _is_bad(entry: Dumped) -> bool:
 
 
 def _lines(file: Path, entry: Dumped, *, records: bool) -> Iterator[str]:
-    if isinstance(entry, DumpedBatch):
-        yield _batch_line(entry)
-        if records:
-            yield from _record_lines(entry)
-    elif isinstance(entry, DumpedHole):
-        yield f"Missing offsets: {entry.start} to {entry.end - 1} before position: {entry.position} isvalid: false"
-    elif isinstance(entry, DumpedEnd):
-        if not entry.is_clean:
+    match entry:
+        case DumpedBatch():
+            yield _batch_line(entry)
+            if records:
+                yield from _record_lines(entry)
+        case DumpedHole():
+            yield f"Missing offsets: {entry.start} to {entry.end - 1} before position: {entry.position} isvalid: false"
+        case DumpedEnd(is_clean=False):
             reason = getattr(entry.end, "reason", "")
             yield (
                 f"Found {entry.rest_bytes} invalid bytes at the end of {file.name}: position: {entry.end.position} "
                 f"expectedOffset: {entry.end.next_offset} isvalid: false reason: {reason}"
             )
-    elif isinstance(entry, DumpedEntry):
-        if entry.timestamp_ms is None:
+        case DumpedEntry(timestamp_ms=None):
             yield f"offset: {entry.offset} position: {entry.position}"
-        else:
+        case DumpedEntry():
             yield f"timestamp: {entry.timestamp_ms} offset: {entry.offset}"
-    elif isinstance(entry, BadFile):
-        yield f"{file.name} isvalid: false reason: {entry.reason}"
-    else:
-        yield entry.text
+        case BadFile():
+            yield f"{file.name} isvalid: false reason: {entry.reason}"
+        case DumpedLine():
+            yield entry.text
 
 
 def _batch_line(entry: DumpedBatch) -> str:
@@ -184,25 +184,27 @@ def _bool(value: bool) -> str:  # noqa: FBT001 - the value to print
 
 
 def _as_json(entry: Dumped, *, records: bool) -> dict[str, Any]:  # noqa: PLR0911 - a kind of entry a line
-    if isinstance(entry, DumpedBatch):
-        return _batch_json(entry, records=records)
-    if isinstance(entry, DumpedHole):
-        return {"position": entry.position, "missing": [entry.start, entry.end], "isvalid": False}
-    if isinstance(entry, DumpedEnd):
-        return {
-            "end_position": entry.end.position,
-            "next_offset": entry.end.next_offset,
-            "rest_bytes": entry.rest_bytes,
-            "isvalid": entry.is_clean,
-            "reason": getattr(entry.end, "reason", None),
-        }
-    if isinstance(entry, DumpedEntry):
-        if entry.timestamp_ms is None:
+    match entry:
+        case DumpedBatch():
+            return _batch_json(entry, records=records)
+        case DumpedHole():
+            return {"position": entry.position, "missing": [entry.start, entry.end], "isvalid": False}
+        case DumpedEnd():
+            return {
+                "end_position": entry.end.position,
+                "next_offset": entry.end.next_offset,
+                "rest_bytes": entry.rest_bytes,
+                "isvalid": entry.is_clean,
+                "reason": getattr(entry.end, "reason", None),
+            }
+        case DumpedEntry(timestamp_ms=None):
             return {"offset": entry.offset, "position": entry.position}
-        return {"timestamp": entry.timestamp_ms, "offset": entry.offset}
-    if isinstance(entry, BadFile):
-        return {"isvalid": False, "reason": entry.reason}
-    return {"line": entry.text}
+        case DumpedEntry():
+            return {"timestamp": entry.timestamp_ms, "offset": entry.offset}
+        case BadFile():
+            return {"isvalid": False, "reason": entry.reason}
+        case DumpedLine():
+            return {"line": entry.text}
 
 
 def _batch_json(entry: DumpedBatch, *, records: bool) -> dict[str, Any]:

@@ -123,18 +123,15 @@ def cli(log_format: str, log_level: str) -> None:
     log_to_stderr(log_format, log_level)
 
 
-def _written(parameter: click.Parameter) -> str:
-    """The name of an option on the command line, without leading dashes: `from`, where the function has `from_`."""
-    name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name or ""
-    return name.lstrip("-").replace("-", "_")
-
-
 def give_variables(command: click.Command, prefix: str) -> None:
-    """Name the variable of each option after the option, not after the function's parameter, as click would."""
+    """Name the variable of each option after the option, not after the function's parameter, as click would: after
+    `--from`, where the function has `from_`.
+    """
     prefix = prefix.upper().replace("-", "_")
     for option in command.params:
         if isinstance(option, click.Option) and option.envvar is None:
-            option.envvar = f"{prefix}_{_written(option).upper()}"
+            written = max(option.opts, key=len).lstrip("-").replace("-", "_")
+            option.envvar = f"{prefix}_{written.upper()}"
     for name, below in getattr(command, "commands", {}).items():
         give_variables(below, f"{prefix}_{name}")
 

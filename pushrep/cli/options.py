@@ -48,7 +48,7 @@ def log_options(command: _Command, **defaults: object) -> _Command:
 
     defaults: the command's defaults that differ from LogConfig's.
     """
-    option = click.option(
+    return click.option(
         "--log",
         "log_config",
         multiple=True,
@@ -56,8 +56,7 @@ def log_options(command: _Command, **defaults: object) -> _Command:
         callback=lambda _context, _option, values: log_config_of(values, **defaults),
         help="A setting of the log's files and disk, for example retention_ms=604800000. Repeat it for more. "
         "docs/settings.md lists all, with units and defaults.",
-    )
-    return option(command)
+    )(command)
 
 
 node_log_options = partial(log_options, batch_bytes_max=NODE_BATCH_BYTES_MAX)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from pushrep.cli.common import show_json, show_table, whole_step
+from pushrep.cli.common import show_rows, show_table, whole_step
 from pushrep.cli.options import begin_of, is_offset, named_logs, time_ms_of, tls_options
 from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import COLUMNS, as_json, as_row, carrier_of
@@ -299,11 +299,8 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     """
     with client_of(where, tls) as client:
         found = client.recordings(topic, from_id=from_id, limit=limit)
-    if as_json:
-        for one in found:
-            show_json(_as_dict(one))
-    else:
-        show_table(None, ("log", "id", "start", "stable end", "state", "outbox"), [_row(one) for one in found])
+    columns = ("log", "id", "start", "stable end", "state", "outbox")
+    show_rows(map(_as_dict, found), columns, [_row(one) for one in found], as_json=as_json)
 
 
 def _of_recording(question: str | None = None) -> Callable[[Callable[..., str]], Callable[..., None]]:

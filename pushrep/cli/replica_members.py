@@ -6,7 +6,7 @@ the outbox open, this process opens it until the change is done.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -166,7 +166,8 @@ def replace(  # noqa: PLR0913 - the options
     # Destroyed members do not answer: no need to wait long for them.
     with _reached(directory, limit, tls, _LOST_WAIT_S if lost else timeout) as home, _listing_if_it_fails(directory):
         if lost:
-            done = _follow(_replacing(home, address, lost, limit), limit, directory)
+            step = _asking(home, limit, "replace-lost", {"address": str(address), "lost": list(lost)})
+            done = _follow(step, limit, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
             verb = "were" if len(lost) > 1 else "was"
             _print_change(done, f"{what} {verb} replaced by member {done['member']} ({address})", as_json=as_json)
@@ -190,10 +191,6 @@ def _adding(home: Path, address: Address, least: int | None, limit: _Limit, repl
     return _asking(
         home, limit, "add-member", {"address": str(address), "min_insync_replicas": least, "replaced": replaced}
     )
-
-
-def _replacing(home: Path, address: Address, lost: Sequence[int], limit: _Limit) -> Step:
-    return _asking(home, limit, "replace-lost", {"address": str(address), "lost": list(lost)})
 
 
 def _removing(home: Path, member: int, least: int | None, limit: _Limit, *, no_standbys: bool = False) -> Step:

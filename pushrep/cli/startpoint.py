@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import show_json, show_table
+from pushrep.cli.common import show_json, show_rows, show_table
 from pushrep.cli.startpoint_export import export
 from pushrep.cli.startpoint_options import (
     Row,
@@ -58,11 +58,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
         if (topic in (None, written.target.topic) and (consumer is None or written.target.consumer in (None, consumer)))
         and (all_ or is_open(event_log, written.sequence))
     ]
-    if as_json:
-        for written in chosen:
-            show_json(_as_dict(event_log, written))
-        return
-    if not chosen:
+    if not chosen and not as_json:
         say("no startpoints" if all_ else "no pending, applied or failed startpoints; --all shows the others")
         return
     rows = [
@@ -78,7 +74,8 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
         )
         for written in chosen
     ]
-    show_table(None, ("number", "for", "start at", "state", "written", "expires", "by", "reason"), rows)
+    columns = ("number", "for", "start at", "state", "written", "expires", "by", "reason")
+    show_rows((_as_dict(event_log, written) for written in chosen), columns, rows, as_json=as_json)
 
 
 @click.command(short_help="Show one startpoint and who has reached it.")

@@ -177,8 +177,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def with_store(command: _Command) -> _Command:
     """Add the argument DIRECTORY, and --store with the options for its brokers."""
-    argument = click.argument("directory", type=click.Path(path_type=Path))
-    return argument(with_place("DIRECTORY/startpoints")(command))
+    return click.argument("directory", type=click.Path(path_type=Path))(with_place("DIRECTORY/startpoints")(command))
 
 
 def with_place(default: str) -> Callable[[_Command], _Command]:
@@ -202,18 +201,15 @@ def with_place(default: str) -> Callable[[_Command], _Command]:
     return lambda command: option(servers(config(command)))
 
 
-def with_json(command: _Command) -> _Command:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")(command)
-
-
-def with_conf(command: _Command) -> _Command:
-    """Add --conf, for commands that start Spark to read a table."""
-    words = (
-        "A setting of the Spark session that reads a --sink of Delta or Iceberg; give those of the job, for example "
-        "spark.jars=delta.jar. Repeat it for more."
-    )
-    return click.option("--conf", "conf", multiple=True, metavar="NAME=VALUE", help=words)(command)
+with_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+with_conf = click.option(
+    "--conf",
+    "conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of the Spark session that reads a --sink of Delta or Iceberg; give those of the job, for example "
+    "spark.jars=delta.jar. Repeat it for more.",
+)
 
 
 def sink_of(sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:

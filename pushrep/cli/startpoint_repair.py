@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import show_json, show_table
+from pushrep.cli.common import show_rows
 from pushrep.cli.startpoint_options import (
     facts_of,
     parse_option,
@@ -260,23 +260,16 @@ class _Look(NamedTuple):
 
 
 def _show(title: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> None:
-    if as_json:
-        for part in parts:
-            show_json(part.as_dict())
-        return
     columns = ("partition", "log holds", "position", "rows replaced at", "rows", "read again")
-    show_table(
-        title,
-        columns,
-        [
-            (
-                shown_partition(part.partition),
-                f"[{count(part.log_start)}, {count(part.log_end)})",
-                count(part.stood_at),
-                f"[{count(part.start)}, {count(part.rows_end)})",
-                count(part.rows),
-                count(part.read_again),
-            )
-            for part in parts
-        ],
-    )
+    rows = [
+        (
+            shown_partition(part.partition),
+            f"[{count(part.log_start)}, {count(part.log_end)})",
+            count(part.stood_at),
+            f"[{count(part.start)}, {count(part.rows_end)})",
+            count(part.rows),
+            count(part.read_again),
+        )
+        for part in parts
+    ]
+    show_rows((part.as_dict() for part in parts), columns, rows, as_json=as_json, title=title)
