@@ -121,16 +121,12 @@ class Latch:
 class BatchOwner(Protocol):
     """What a batch needs of the PartitionAppender that it waits in."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def owner_pid(self) -> int: ...
-    @property
-    def lock(self) -> threading.Lock: ...
+    name: str
+    topic: str
+    partition: int
+    owner_pid: int
+    lock: threading.Lock
+
     def latch_for(self, batch: "PendingBatch") -> Latch | None:
         """Request the batch's flush and return the latch to wait for; None if the batch is decided."""
         ...

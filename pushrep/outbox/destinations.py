@@ -214,11 +214,9 @@ def held_alone(directory: Path) -> Iterator[LogDirectory]:
         held.release()
 
 
-@contextmanager
-def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> Iterator[SegmentLog]:
+def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> SegmentLog:
     """Open one of the outbox's logs for writing."""
-    with SegmentLog.open(path / log_name(identity.topic, partition), has_replicas=bool(identity.replicas)) as log:
-        yield log
+    return SegmentLog.open(path / log_name(identity.topic, partition), has_replicas=bool(identity.replicas))
 
 
 def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:

@@ -150,7 +150,6 @@ def promote(  # noqa: PLR0913 - an operator's choices
     if found is None or found[1].grant is None:
         raise cant_promote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
     outbox_id = found[0]
-    leader_alive_ms = 0 if depose else leader_alive_ms
     with ExitStack() as stack:
         by_node = stack.enter_context(handed_over(directory, outbox_id))
         last_contact = last_contact or by_node
@@ -160,7 +159,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 outbox_id,
                 may_be_copy=accept_loss,
                 contact_age_ms=last_contact.age_ms,
-                leader_alive_ms=leader_alive_ms,
+                leader_alive_ms=0 if depose else leader_alive_ms,
                 push=push or PushSettings(),
                 log_config=log_config,
                 filesystem=filesystem,

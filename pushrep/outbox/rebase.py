@@ -191,8 +191,7 @@ def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingP
         for partition, plan in progress.rebase.items():
             log = outbox.log(partition)
             following = log.records(plan.log_end)  # appended by an earlier try
-            originals = _records(log, plan.again)
-            left = originals
+            left = _records(log, plan.again)
             for original, copy in zip(_records(log, plan.again), following, strict=False):
                 if content_of(original, identity.carrier) != content_of(copy, identity.carrier):
                     break

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from uuid import UUID
 
@@ -41,7 +40,6 @@ from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, hol
 from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.records import RecordBatch
 from pushrep.replay.node_connection import NodeUnreachable
 from pushrep.replicate.election import Change, Election, too_few
 from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
@@ -82,7 +80,9 @@ class Replication:
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
         self._push = settings.config.push
-        self._state_store = state_store
+        self._state_store, self.directory = state_store, state_store.directory
+        self.needs_all = settings.needs_all
+        """Whether receipts wait for replicas."""
         if self._state_store.kept.member == NO_MEMBER:
             self._state_store.keep(replace(self._state_store.kept, member=identity.member))
         self._election = Election(
@@ -90,11 +90,12 @@ class Replication:
             self._logs,
             self._push,
             addresses=dict(identity.replicas),
-            fetched=self._fetched,
+            fetched=lambda partition, batch: self._stores[partition].dispatch(batch),
             clock=clock,
         )
         self._grant: Grant | None = None
-        self._leading: Leading | None = None
+        self.leading: Leading | None = None
+        """The leader's side; None until this outbox leads."""
         self._learners: dict[int, Replica] = {}
         self._wanted_ms: dict[int, int] = {}  # by learner, wall clock
         self._opened_ms = clock.wall_ms()
@@ -138,9 +139,9 @@ class Replication:
         except TooFewMembers as error:
             self._grant, self.too_few = None, error
             taken = "no record is taken" if self.needs_all else "records go under an epoch without a grant"
-            _LOG.warning("%s: %s; until they do, %s", self._state_store.directory, error, taken)
+            _LOG.warning("%s: %s; until they do, %s", self.directory, error, taken)
         if self.needs_all and self._identity.min_insync_replicas > len(self._identity.replicas) == 1:
-            _LOG.warning("%s has two members and needs both: if one fails, appends stop", self._state_store.directory)
+            _LOG.warning("%s has two members and needs both: if one fails, appends stop", self.directory)
 
     def start(self, pid_epoch: int) -> None:
         """Lead, if there is a grant, and wait until enough are in sync. Raises as `open`."""
@@ -190,21 +191,16 @@ class Replication:
             if thread is not threading.current_thread():  # `on_lost` may close the outbox
                 thread.join()
         with self._changing:  # a change that is under way leads anew at its end
-            leading = self._leading
+            leading = self.leading
         if leading is not None:
             leading.close()
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
     @property
-    def needs_all(self) -> bool:
-        """Whether receipts wait for replicas."""
-        return self._settings.needs_all
-
-    @property
     def grant(self) -> Grant | None:
         """The grant by which this outbox leads; None while too few members answer."""
-        return self._grant if self._leading is not None else None
+        return self._grant if self.leading is not None else None
 
     @property
     def kept_grant(self) -> Grant | None:
@@ -217,11 +213,6 @@ class Replication:
         grant = self._state_store.kept.grant or self._first()
         known = {one.index: one for one in (*grant.previous_members, *grant.members)}
         return tuple(known[index] for index in sorted(known))
-
-    @property
-    def leading(self) -> Leading | None:
-        """The leader's side; None until this outbox leads."""
-        return self._leading
 
     def lag(self) -> dict[str, ReplicaLag]:
         """Each member's lag, by its address."""
@@ -239,8 +230,8 @@ class Replication:
         """Push to a node that is to become member `index`. It gets all records and has no vote yet."""
         with self._changing:
             replica = self._learners[index] = Replica(index, Address.parse(address))
-            if self._leading is not None:
-                self._leading.push_to(replica)
+            if self.leading is not None:
+                self.leading.push_to(replica)
 
     @property
     def learners(self) -> Mapping[int, str]:
@@ -268,8 +259,8 @@ class Replication:
     def stop_pushing_to(self, index: int) -> None:
         """The node is not to become a member after all: stop pushing to it. Does nothing for one that is no learner."""
         with self._changing:
-            if self._learners.pop(index, None) is not None and self._leading is not None:
-                self._leading.stop_pushing_to(index)
+            if self._learners.pop(index, None) is not None and self.leading is not None:
+                self.leading.stop_pushing_to(index)
 
     def has_caught_up(self, index: int) -> bool:
         """Whether it holds everything below the high watermark of every partition."""
@@ -292,7 +283,7 @@ class Replication:
 
     def shows_another_directory(self, index: int) -> bool:
         """Whether a member showed another directory than the grant names, since this outbox leads."""
-        leading = self._leading
+        leading = self.leading
         return (
             leading is not None and index in leading.new_directories and leading.grant.directory_of(index) is not None
         )
@@ -329,11 +320,11 @@ class Replication:
         """
         with self._changing, writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
             if self._stop.is_set():
-                raise OutboxClosed(self._state_store.directory)
+                raise OutboxClosed(self.directory)
             if stopped := [log.path.name for log in self._logs.values() if log.stopped_by is not None]:
                 raise CommandRefused(f"it goes on once {', '.join(stopped)} can be opened again, too")
             try:
-                if self._leading is not None and self._lost() is None:  # else `_look_on` leads later, or another leads
+                if self.leading is not None and self._lost() is None:  # else `_look_on` leads later, or another leads
                     self._hand_over(partial(self._run, self._renewal, leads=True))
                     self._wait_for_members(monotonic(), self._config.open_timeout_s)
             finally:
@@ -359,7 +350,7 @@ class Replication:
         stored = {index for index, one in answers.items() if one.grant is not None and one.grant.hold == granted.hold}
         self._check_holding(granted, stored, "it is stored there, and has to be said again")
         how_long = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
-        _LOG.warning("%s: takeovers are held %s", self._state_store.directory, how_long)
+        _LOG.warning("%s: takeovers are held %s", self.directory, how_long)
         return granted
 
     def _check_holding(self, grant: Grant, others: Collection[int], what_to_do: str) -> None:
@@ -373,11 +364,6 @@ class Replication:
         return grant, self._election.describe_members(grant, min(within_s, self._config.open_timeout_s))
 
     @property
-    def directory(self) -> Path:
-        """The outbox's directory."""
-        return self._state_store.directory
-
-    @property
     def has_standbys(self) -> bool:
         """Whether instances stand by for this lead: it was made by `stand_by`, or one of them took over before."""
         grant = self._state_store.kept.grant
@@ -385,7 +371,7 @@ class Replication:
 
     def _check_not_closing(self) -> None:
         if self._election.ending.is_set:
-            raise OutboxClosed(self._state_store.directory)
+            raise OutboxClosed(self.directory)
 
     def who_answers(self) -> frozenset[int]:
         """Ask the other members; those that answer at once, and this one."""
@@ -395,7 +381,7 @@ class Replication:
 
     def is_silent(self, index: int) -> bool:
         """Whether another member can't be reached, or has not answered for some time."""
-        leading, since_ms = self._leading, self._answered_ms.get(index, self._opened_ms)
+        leading, since_ms = self.leading, self._answered_ms.get(index, self._opened_ms)
         return (leading is not None and leading.is_away(index)) or self._clock.wall_ms() - since_ms >= _SILENT_MS
 
     def replace_lost(self, lost: frozenset[int], new: Sequence[str]) -> Granted:
@@ -416,9 +402,9 @@ class Replication:
             shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
             if shown.rank > grant.rank:
                 raise NotLeader(shown.leader, shown.epoch)
-            change.check_looked(self._state_store.directory, grant, own, found)
+            change.check_looked(self.directory, grant, own, found)
             agreeing = {own, *(index for index, one in found.items() if one.grant is not None)} - lost
-            if self._leading is not None and grant.too_few_to_change(agreeing) is None:
+            if self.leading is not None and grant.too_few_to_change(agreeing) is None:
                 raise CommandRefused(
                     f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
                     "without --lost. Nothing was changed"
@@ -436,7 +422,7 @@ class Replication:
 
     def _last_contacts(self, grant: Grant) -> dict[int, Heard]:
         """Of each other member: the offsets that it acknowledged, and when it answered last."""
-        led = {} if self._leading is None else self._leading.partitions
+        led = {} if self.leading is None else self.leading.partitions
         return {
             index: Heard(
                 self._answered_ms.get(index, NEVER),
@@ -469,11 +455,9 @@ class Replication:
             appender.begin_pid(self._identity.pid)
         self.on_identity(self._identity)
         try:
-            write_identity(self._state_store.filesystem, self._state_store.directory, self._identity)
+            write_identity(self._state_store.filesystem, self.directory, self._identity)
         except OSError as error:  # the next opening takes it from the grant
-            _LOG.warning(
-                "%s: outbox.json does not show PID epoch %d: %s", self._state_store.directory, grant.pid_epoch, error
-            )
+            _LOG.warning("%s: outbox.json does not show PID epoch %d: %s", self.directory, grant.pid_epoch, error)
 
     def leads_by_the_newest_grant(self) -> bool:
         """Ask the members: whether min_insync_replicas of them answer and have stored no newer grant, this one counted,
@@ -521,17 +505,17 @@ class Replication:
             try:
                 on_lost(lost)
             except Exception:  # noqa: BLE001 - it is not ours
-                _LOG.exception("%s: the callback for a lost lead failed", self._state_store.directory)
+                _LOG.exception("%s: the callback for a lost lead failed", self.directory)
             return
 
     def _resign(self, why: NotLeader) -> NotLeader:
         """Stop appending, shipping and pushing; tell the members that can be reached that this leader has gone."""
-        _LOG.error("%s: %s", self._state_store.directory, why)
+        _LOG.error("%s: %s", self.directory, why)
         for appender in self.appenders.values():
             appender.failure = why
         with self._changing:  # a change that is under way leads anew at its end
-            if self._leading is not None:
-                self._leading.resign(why)
+            if self.leading is not None:
+                self.leading.resign(why)
         return why
 
     def transfer(self, to: int | None, within_s: float) -> int:
@@ -544,7 +528,7 @@ class Replication:
         with self._changing:
             if (refusal := self.why_not_leading()) is not None:
                 raise refusal
-            leading = self._leading
+            leading = self.leading
             assert leading is not None, "it leads"
             target = self._successor(leading, to)
             until_s, is_closing = monotonic() + within_s, self._election.ending.is_set
@@ -563,7 +547,7 @@ class Replication:
                 why = NotLeader(target, epoch, f"member {own} handed its lead of epoch {epoch} over to member {target}")
                 with self._state_store.lock:  # first: this member's next instance does not lead on at once
                     self._state_store.keep(replace(self._state_store.kept, is_handed_over=True))
-                _LOG.info("%s: %s", self._state_store.directory, why)
+                _LOG.info("%s: %s", self.directory, why)
                 for appender in self.appenders.values():
                     appender.failure = why
                 leading.resign(why, target)
@@ -600,7 +584,7 @@ class Replication:
     def why_not_leading(self) -> Exception | None:
         """What an append that waits for replicas would raise; None while this outbox leads."""
         if self._stop.is_set():
-            return OutboxClosed(self._state_store.directory)
+            return OutboxClosed(self.directory)
         for appender in self.appenders.values():
             if appender.failure is not None or appender.led is None:
                 return appender.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=appender.needed)
@@ -610,8 +594,8 @@ class Replication:
 
     def _hand_over(self, run: Callable[[], Grant]) -> Grant:
         """Lead by the grant that `run` makes; waiting batches go on waiting under it."""
-        led, waiting = self._leading, self._leading.hand_over() if self._leading is not None else {}
-        self._leading = self._grant = None
+        led, waiting = self.leading, self.leading.hand_over() if self.leading is not None else {}
+        self.leading = self._grant = None
         for appender in self.appenders.values():
             appender.led = None
         try:
@@ -673,7 +657,7 @@ class Replication:
             replica_lag_max_ms=self._config.replica_lag_max_ms,
             clock=self._clock,
         )
-        self._leading = leading
+        self.leading = leading
         leading.on_directory = partial(self._see_directory, grant, leading)
         leading.on_kept = self._member_answered
         leading.start()
@@ -714,7 +698,7 @@ class Replication:
                 again_s = _LOOK_AGAIN_S
                 level = logging.INFO if str(error) == logged else logging.WARNING
                 logged = str(error)
-                _LOG.log(level, "%s: the members' grant can't be completed yet: %s", self._state_store.directory, error)
+                _LOG.log(level, "%s: the members' grant can't be completed yet: %s", self.directory, error)
             with self._naming_lock:
                 if again_s is None and not self._shown:
                     self._is_naming = False
@@ -723,7 +707,7 @@ class Replication:
 
     def _name_directories(self) -> float | None:
         """One step of `_name_on`. After how many seconds the next one is to come, if one is."""
-        grant, leading = self.grant, self._leading
+        grant, leading = self.grant, self.leading
         if grant is None or leading is None or self.why_not_leading() is not None:
             return None
         if grant.entering or grant.is_led_alone:
@@ -772,7 +756,7 @@ class Replication:
                 appender.failure = error
 
     def _lead_if_enough(self) -> bool:
-        if self._leading is not None:  # a forced grant came first
+        if self.leading is not None:  # a forced grant came first
             return True
         grant, found = self._ask_members(_ASK_S)
         is_led_by_another = any(
@@ -792,7 +776,7 @@ class Replication:
         except (TooFewMembers, NodeUnreachable):
             return False
         except (LogPoisoned, OSError) as error:  # its appender opens a stopped log again; a shortage ends
-            _LOG.info("%s: it can't lead yet: %s", self._state_store.directory, error)
+            _LOG.info("%s: it can't lead yet: %s", self.directory, error)
             return False
         return True
 
@@ -810,9 +794,6 @@ class Replication:
         found = {one.index: one.address for one in self.members if one.index != own and one.address}
         listed = [Replica(index, Address.parse(address)) for index, address in found.items()]
         return [*listed, *(one for index, one in self._learners.items() if index not in found)]
-
-    def _fetched(self, partition: int, batch: RecordBatch) -> None:
-        self._stores[partition].dispatch(batch)
 
     def _holds(self, of_leader: Callable[[PartitionLeader], bool]) -> bool:
         for appender in self.appenders.values():

@@ -34,7 +34,7 @@ from pushrep.outbox.control import CallRefused, NobodyAnswers, ask
 from pushrep.outbox.destinations import parked_records
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.kept_settings import KeptSettings, read_kept
-from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag
+from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.relay_note import RelayNotes
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
@@ -612,12 +612,13 @@ def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxSt
     """
     identity, settings, logs = facts.identity, facts.settings, list(facts.logs.values())
     state, why = leading_state(facts)
-    led = led_of(facts)
+    replicas = {} if facts.replication is None else facts.replication.appenders
+    led = {number: found for number, one in replicas.items() if (found := one.led) is not None}
     grant = facts.replication.grant if facts.replication is not None else None
     in_own = [one.leader for number, one in led.items() if number < identity.partitions]
     leading = facts.replication.leading if facts.replication is not None else None
     shared, now_ms = logs_status(identity.outbox_id, logs), time.time_ns() // 1_000_000
-    refused_ms = [ms for one in _replicas_of(facts) if (ms := one.refused_ms()) is not None]
+    refused_ms = [ms for one in replicas.values() if (ms := one.refused_ms()) is not None]
     damaged = [one for one in facts.appenders if one.log.damaged_from is not None]
     own = facts.appenders[: identity.partitions]  # without that of the parking log, to which no request appends
     return OutboxStatus(
@@ -732,10 +733,6 @@ def closed_status(directory: Path, why: str) -> ClosedOutbox:
     )
 
 
-def _replicas_of(facts: Facts) -> "Iterable[PartitionReplicas]":
-    return () if facts.replication is None else facts.replication.appenders.values()
-
-
 def _takes_appends(facts: Facts, appender: "PartitionAppender", now_ms: int) -> bool:
     """Whether requests for this partition are worth sending; its log is not damaged, and the disk not full."""
     stopped = appender.stopped
@@ -772,13 +769,6 @@ def _written_ms(directory: Path) -> int:
             with suppress(FileNotFoundError):  # whoever opens it now removes some
                 newest = max(newest, one.stat().st_mtime_ns)
     return newest // 1_000_000
-
-
-def led_of(facts: Facts) -> "dict[int, LedPartition]":
-    """The partitions that are led, by number; none while nobody leads."""
-    if facts.replication is None:
-        return {}
-    return {n: appender.led for n, appender in facts.replication.appenders.items() if appender.led is not None}
 
 
 def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:

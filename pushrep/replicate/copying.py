@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from filtering.closing import ClosedAtExit
 from filtering.retry import Backoff
@@ -33,7 +33,6 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
 _LOG = logging.getLogger("pushrep.node")
-_T = TypeVar("_T")
 _BACKOFF = Backoff(first_s=0.1, longest_s=10.0)
 _FLUSH_BYTES = 16 << 20
 _FINAL = frozenset(
@@ -130,7 +129,7 @@ class RecordingCopies(ClosedAtExit):
         try:
             with copy.noting:
                 if not copy.stopped.is_set():
-                    self._call(lambda: self._recordings.catalogue.originates(recording_id, origin))
+                    self._on_worker(lambda: self._recordings.catalogue.originates(recording_id, origin))
         except BaseException as error:
             copy.state = copy.state._replace(end="FAILED", why=str(error))
             raise
@@ -163,10 +162,6 @@ class RecordingCopies(ClosedAtExit):
         copy = self._copies.get(recording_id)
         return copy is not None and copy.state.end is None
 
-    def _call(self, call: Callable[[], _T]) -> _T:
-        found: _T = self._on_worker(call)
-        return found
-
     def _target(self, info: RecordingInfo, into: int | None) -> KeptRecording:
         """The recording here of that log, made if it is not there. Raises ReplayRefused."""
         assert info.outbox_id is not None, "a node knows it"
@@ -177,8 +172,8 @@ class RecordingCopies(ClosedAtExit):
             self._recordings.store.describe(kept, tp, create=True)
         except Refusal as error:
             raise ReplayRefused(ErrorCode.RECORDING_IN_USE, str(error)) from error
-        self._call(self._recordings.reconcile)
-        there = [one for one in self._call(lambda: list(self._recordings.catalogue)) if one.tp == tp]
+        self._on_worker(self._recordings.reconcile)
+        there = [one for one in self._on_worker(lambda: list(self._recordings.catalogue)) if one.tp == tp]
         mine = [one for one in there if one.outbox_id == kept.outbox_id and one.state is not RecordingState.DELETED]
         if not mine:
             raise ReplayRefused(ErrorCode.RECORDING_IN_USE, f"{tp} is being deleted here: ask again")
@@ -208,7 +203,7 @@ class RecordingCopies(ClosedAtExit):
 
     def _over(self, copy: _Copy, end: str, why: str = "") -> None:
         done = replace(copy.origin, is_done=True)
-        self._call(lambda: self._recordings.catalogue.originates(copy.state.recording_id, done))
+        self._on_worker(lambda: self._recordings.catalogue.originates(copy.state.recording_id, done))
         copy.state = copy.state._replace(end=end, why=why)
         _LOG.info("%s is copied up to offset %d from %s: %s %s", copy.state.name, copy.state.position, done, end, why)
 
@@ -236,7 +231,7 @@ class RecordingCopies(ClosedAtExit):
     def _copied(self, copy: _Copy) -> tuple[str, str]:
         """Copy until something ends it; why it is over, empty if it is to be tried again."""
         origin = copy.origin
-        if self._call(lambda: self._recordings.find(copy.state.recording_id)) is None:
+        if self._on_worker(lambda: self._recordings.find(copy.state.recording_id)) is None:
             return "RECORDING_DELETED", "it was deleted here"
         with ReplayClient(origin.address, node=self.access()) as client:
             info = _described(client, origin.recording_id)

@@ -223,12 +223,11 @@ class NodeCalls:
             kept, replica = self._found(question.tp, ApiKey.END_OFFSET_FOR_EPOCH, sender)
             if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, kept):
                 results.append(wire.WireEpochEnd(error_code=ErrorCode.UNAUTHORISED))
-                continue
-            if replica is None:
+            elif replica is None:
                 results.append(wire.WireEpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
-                continue
-            found = replica.state().log.end_at_or_below(question.epoch)
-            results.append(wire.WireEpochEnd(epoch=found.epoch, end_offset=found.end_offset))
+            else:
+                found = replica.state().log.end_at_or_below(question.epoch)
+                results.append(wire.WireEpochEnd(epoch=found.epoch, end_offset=found.end_offset))
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:

@@ -253,28 +253,25 @@ class ServedSession:
     def carry_out(self, effects: list[e.Effect]) -> None:
         """Do what the session wants done."""
         for effect in effects:
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: e.Effect) -> None:
-        match effect:
-            case e.ReadBlock():
-                self._read(effect)
-            case e.SendBlock():
-                self._send_block(effect)
-            case e.Heartbeat():
-                self._beat(effect)
-            case e.RenewLease():
-                self._renew(effect.offset)
-            case e.ReleaseLease():
-                if self._lease is not None:
-                    self._lease.release()
-            case e.SendEnd():
-                self._send(self._end_to_wire(effect), lambda: self.handle(e.EndSent()))
-            case e.Forget():
-                self.source.close()
-                self._server.forget(self)
-            case _:
-                pass  # Started and Refuse: answered where the session was asked for
+            match effect:
+                case e.ReadBlock():
+                    self._read(effect)
+                case e.SendBlock():
+                    self._send_block(effect)
+                case e.Heartbeat():
+                    self._beat(effect)
+                case e.RenewLease():
+                    self._renew(effect.offset)
+                case e.ReleaseLease():
+                    if self._lease is not None:
+                        self._lease.release()
+                case e.SendEnd():
+                    self._send(self._end_to_wire(effect), lambda: self.handle(e.EndSent()))
+                case e.Forget():
+                    self.source.close()
+                    self._server.forget(self)
+                case _:
+                    pass  # Started and Refuse: answered where the session was asked for
 
     def _read(self, wanted: e.ReadBlock) -> None:
         assert self._facts is not None, "a turn has looked"
@@ -449,7 +446,8 @@ class ReplayServer:
         self._network, self._clock = network, clock
         self.dispatch: Callable[[ReplayConnection, Call | ClientEvent], None] = lambda _connection, _call: None
         """Carries out a peer's request or event: see ReplayCalls."""
-        recordings.sessions_of, recordings.notify_sessions = self.sessions_of, self.post_and_wait
+        recordings.sessions_of = lambda recording: len(self._sessions_of(recording))
+        recordings.notify_sessions = self.post_and_wait
         self._connections: set[ReplayConnection] = set()
         self._posted: deque[Callable[[], None]] = deque()
         self._ready: deque[ServedSession] = deque()
@@ -529,10 +527,6 @@ class ReplayServer:
             if not access.may(served.identity, ApiKey.START_REPLAY, served.outbox_id):
                 access.refused(served.identity, ApiKey.START_REPLAY, served.outbox_id)
                 served.handle(e.Stop())
-
-    def sessions_of(self, recording: KeptRecording) -> int:
-        """How many sessions a recording has. For any thread."""
-        return len(self._sessions_of(recording))
 
     def _sessions_of(self, recording: KeptRecording) -> list[ServedSession]:
         return list(self._readers.get(recording.entry.tp, {}).values())

@@ -18,8 +18,8 @@ REQUEST_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class CountsDurations(Protocol):
     """Counts durations in classes. `pushrep.log.disk.Durations` does."""
 
-    @property
-    def bounds_s(self) -> Sequence[float]: ...
+    bounds_s: Sequence[float]
+
     def read(self) -> tuple[tuple[int, ...], float]: ...
 
 
