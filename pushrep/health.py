@@ -245,19 +245,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """See the module's docstring."""
-        path = self.path.partition("?")[0]
         if not self._is_own_host():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, _TEXT, b"this server has another name: use its address\n")
-        elif path == "/livez":
-            self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
-        elif path == "/readyz":
-            self._ready()
-        elif path == "/leader":
-            self._leader()
-        elif path == "/metrics":
-            self._metrics()
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"look at /livez, /readyz, /leader, /metrics\n")
+            return
+        match self.path.partition("?")[0]:
+            case "/livez":
+                self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
+            case "/readyz":
+                self._ready()
+            case "/leader":
+                self._leader()
+            case "/metrics":
+                self._metrics()
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"look at /livez, /readyz, /leader, /metrics\n")
 
     def do_HEAD(self) -> None:
         """As GET, without the body."""

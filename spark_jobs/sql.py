@@ -344,8 +344,9 @@ class SqlTable:
         query_id, batch_id, data = marks.query_id, marks.batch_id, marks.to_bytes()
         where = "WHERE query_id = ? AND batch_id = ?"
         insert = f"INSERT INTO {self._marks} (query_id, batch_id, marks) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-        if self._execute(connection, insert, query_id, batch_id, data) == 0:
-            [(known,)] = self._execute_all(connection, f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
+        if self._execute(connection, insert, query_id, batch_id, data).rowcount == 0:
+            select = f"SELECT marks FROM {self._marks} {where}"
+            [(known,)] = self._execute(connection, select, query_id, batch_id).fetchall()
             if bytes(known) != data:
                 raise MarksFenced(self.location, query_id, batch_id)
             return  # the commit before this one had succeeded, and its answer was lost
@@ -353,7 +354,7 @@ class SqlTable:
             self._drop_rows(connection, self._adopt[0], marks.first)
         if staged is not None and not marks.is_adopted:
             for one in staged.replaced:
-                rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4])
+                rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4]).rowcount
                 _LOG.info("batch %d replaces %d rows of %s", batch_id, rows, one)
         if staged is not None and staged.columns and not marks.is_adopted:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
@@ -366,7 +367,7 @@ class SqlTable:
             self._execute(
                 connection, f"DELETE FROM {self._staging} WHERE {_QUERY} = ? AND {_BATCH} <= ?", query_id, batch_id
             )
-        for query, batch in self._execute_all(connection, f"SELECT query_id, batch_id FROM {self._marks}"):
+        for query, batch in self._execute(connection, f"SELECT query_id, batch_id FROM {self._marks}").fetchall():
             if marks.drops(query, batch, keep):
                 self._execute(connection, f"DELETE FROM {self._marks} {where}", query, batch)
 
@@ -404,17 +405,17 @@ class SqlTable:
         """The rows that a statement selects from this table; none while there is no such table."""
 
         def look(connection: Any) -> list[tuple[Any, ...]]:
-            return self._execute_all(connection, statement, *values) if self._exists(connection, table) else []
+            return self._execute(connection, statement, *values).fetchall() if self._exists(connection, table) else []
 
         return self._transaction(look)
 
     def _exists(self, connection: Any, table: str) -> bool:
         if self._dialect.mark == "%s":
-            return self._execute_all(connection, "SELECT to_regclass(?)", table)[0][0] is not None
+            return self._execute(connection, "SELECT to_regclass(?)", table).fetchone()[0] is not None
         name = table.rsplit(".", 1)[-1][1:-1].replace('""', '"')
         # SQLite itself takes Orders and orders for one table.
         find = "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE"
-        return bool(self._execute_all(connection, find, name))
+        return self._execute(connection, find, name).fetchone() is not None
 
     def _transaction(self, work: Callable[[Any], T]) -> T:
         """Run `work` in one transaction; again after a lost connection or a conflict, since each is safe to repeat."""
@@ -429,15 +430,11 @@ class SqlTable:
         policy = RetryPolicy(is_retriable=lambda error: isinstance(error, lost), backoff=_BACKOFF, attempts=_ATTEMPTS)
         return policy.call(attempt)
 
-    def _execute(self, connection: Any, statement: str, *values: Any) -> int:
+    def _execute(self, connection: Any, statement: str, *values: Any) -> Any:
+        """The cursor, which has run the statement; a value is a `?` in it."""
         cursor = connection.cursor()
         cursor.execute(statement.replace("?", self._dialect.mark), values)
-        return int(cursor.rowcount)
-
-    def _execute_all(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        cursor = connection.cursor()
-        cursor.execute(statement.replace("?", self._dialect.mark), values)
-        return list(cursor.fetchall())
+        return cursor
 
 
 def _qualified(table: str, end: str) -> str:

@@ -11,8 +11,8 @@ import gc
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -241,13 +241,9 @@ class Pages:
             why = f"There is no page at {request.scope['path']}."
         return self._shown(request, "error.html", error.status_code, title=title, why=why)
 
-    @contextmanager
-    def _store(self, row: pages.PlaceRow) -> Iterator[StartpointStore]:
-        if self._settings.startpoints is not None:
-            yield self._settings.startpoints
-        else:
-            with StartpointStore.open(Path(row.found["place"]) / STORE_NAME) as store:
-                yield store
+    def _store(self, row: pages.PlaceRow) -> AbstractContextManager[StartpointStore]:
+        given = self._settings.startpoints
+        return StartpointStore.open(Path(row.found["place"]) / STORE_NAME) if given is None else nullcontext(given)
 
     def _outbox(self, request: Request) -> pages.PlaceRow:
         """The row of the outbox in the path, from its newest reading. Raises HTTPException."""

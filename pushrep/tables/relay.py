@@ -385,8 +385,7 @@ class TableRelay(FirstErrorRaised):
                     partition, rows.value, keys=rows.key, headers=headers, timestamps_ms=times
                 )
             except BufferFull:
-                if self._stop.is_set():
-                    raise _Stopping from None
+                self._raise_if_stopping()
 
     def _wait_for(self, answer: Callable[[float], object]) -> None:
         """Ask until it answers within the seconds that it is given. Raises what it raises."""
@@ -400,8 +399,7 @@ class TableRelay(FirstErrorRaised):
                 return
 
     def _wait_on(self) -> None:
-        if self._stop.is_set():
-            raise _Stopping
+        self._raise_if_stopping()
         self._trouble = self._trouble.goes_on(_WAITS.format(self.outbox.directory))
 
     def _refused(self, row_id: int, why: str) -> str:
@@ -415,11 +413,10 @@ class TableRelay(FirstErrorRaised):
         self._wait_for(self.outbox.flush)
         ends = {n: log.log_end_offset for n, log in logs.items()}
         replication = self.outbox.facts.replication
-        while replication is not None and replication.needs_all:
-            if all(logs[n].stable_offset >= end for n, end in ends.items()):
-                break
-            self._wait_on()
-            self._stop.wait(_LOOK_S)
+        if replication is not None and replication.needs_all:
+            while any(logs[n].stable_offset < end for n, end in ends.items()):
+                self._wait_on()
+                self._stop.wait(_LOOK_S)
         self._trouble = _Trouble()
         return ends
 

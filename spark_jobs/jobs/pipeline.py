@@ -24,7 +24,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -349,11 +348,8 @@ def _signals() -> Iterator[threading.Event]:
     """An event that SIGTERM and SIGINT set, instead of ending Python in the middle of a call into the JVM."""
     stop = threading.Event()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of handlers
-        stop.set()
-
     wanted = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, on_signal) for number in wanted]
+    before = [signal.signal(number, lambda *_: stop.set()) for number in wanted]
     try:
         yield stop
     finally:

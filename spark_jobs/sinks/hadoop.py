@@ -97,11 +97,8 @@ class HadoopDirectory:
 
     def read_bytes(self, name: str) -> bytes:
         """A file's content."""
-        stream = self._fs.open(self._path(name))
-        try:
+        with contextlib.closing(self._fs.open(self._path(name))) as stream:
             return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream))
-        finally:
-            stream.close()
 
     def overwrite(self, name: str, text: str) -> None:
         """A file of this text in the place of what is there; a reader meanwhile may see neither. A power cut may undo
@@ -163,12 +160,9 @@ class HadoopDirectory:
         return False
 
     def _write(self, name: str, data: bytes) -> None:
-        stream = self._fs.create(self._path(name), False)
-        try:
+        with contextlib.closing(self._fs.create(self._path(name), False)) as stream:
             stream.write(bytearray(data))
             stream.hsync()  # on the disks: what a store confirms must survive the machine
-        finally:
-            stream.close()
 
     def _opened_new(self, name: str) -> Any:
         builder = self._fs.createFile(self._path(name)).recursive().overwrite(False)
