@@ -70,7 +70,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -258,7 +258,7 @@ _AGAIN = Backoff(first_s=1.0, longest_s=15.0, least=0.5)
 
 
 class LogDirectory:
-    """One directory of logs, locked by this process. Made by `acquire`, given back by `release`."""
+    """One directory of logs, locked by this process. Made by `acquire`, given back by `release` or a `with` block."""
 
     def __init__(self, path: Path, filesystem: Filesystem, clock: Clock, *, copy_check: bool = True) -> None:
         self.path, self.filesystem = path, filesystem
@@ -382,6 +382,12 @@ class LogDirectory:
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
                 self._directory_lock.close()
                 del self._published  # while the mapping is there, the disk can't be unmounted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def ahead_bytes_max(self) -> int:
         """Each open log's share of the space allocated ahead in all: 1 GiB, or a twentieth of a small disk."""

@@ -512,15 +512,11 @@ class Repairer:
     @contextmanager
     def _view(self) -> Iterator[DirectoryView]:
         """The log's view, held as by its writer; released as after an unclean stop."""
-        directory = LogDirectory.acquire(self._log.parent, self._filesystem, self._clock)
-        try:
-            view = directory.attach(self._log.name)
-            try:
-                yield view
-            finally:
-                view.close()
-        finally:
-            directory.release()
+        with (
+            LogDirectory.acquire(self._log.parent, self._filesystem, self._clock) as directory,
+            closing(directory.attach(self._log.name)) as view,
+        ):
+            yield view
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -529,10 +525,8 @@ class Repairer:
             lock = self._filesystem.lock(self._log.parent / LOCK_NAME)
         except LockHeld as error:
             raise LogLocked(self._log.parent, error.pid) from error
-        try:
+        with closing(lock):
             yield
-        finally:
-            lock.close()
 
 
 def _first_damage(report: VerifyReport) -> int | None:

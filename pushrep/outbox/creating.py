@@ -128,16 +128,13 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
 
 
 def _prepared(directory: Path, first: Grant) -> UUID | None:
-    held = LogDirectory.acquire(directory)
-    try:
+    with LogDirectory.acquire(directory) as held:
         held.settle_id()
         names = [log_name(first.topic, n) for n in range(first.partitions)]
         create_logs(held, dict.fromkeys(names, first.topic_id), has_replicas=True)
         state_store = ElectionStateStore(directory, first.outbox_id, REAL_FILESYSTEM)
         state_store.keep(ElectionState(member=0))
         return state_store.directory_id
-    finally:
-        held.release()
 
 
 def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: PushSettings) -> None:

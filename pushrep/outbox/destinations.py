@@ -205,13 +205,10 @@ def locked_outbox(directory: Path, *, refuse_copy: bool = False) -> Iterator[tup
 @contextmanager
 def held_alone(directory: Path) -> Iterator[LogDirectory]:
     """Hold the directory's lock, which no other object of this process may hold either. Raises LogLocked."""
-    held = LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK)
-    try:
+    with LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK) as held:
         if held.references > 1:
             raise LogLocked(held.path, held.owner_pid, is_own=True)
         yield held
-    finally:
-        held.release()
 
 
 def opened_log(path: Path, identity: OutboxIdentity, partition: int) -> SegmentLog:

@@ -32,7 +32,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,8 +194,7 @@ def moved(directory: Path | str) -> DirectoryId:
     directory = Path(directory)
     if not REAL_FILESYSTEM.exists(directory):
         raise CommandRefused(f"{directory}: there is no such directory")
-    lock = DirectoryLock(directory, REAL_FILESYSTEM)
-    try:
+    with closing(DirectoryLock(directory, REAL_FILESYSTEM)):
         found, verdict = read_directory_id(directory, REAL_FILESYSTEM)
         if found is None:
             raise CommandRefused(f"{directory}: it has no id: no outbox or node has opened it")
@@ -213,8 +212,6 @@ def moved(directory: Path | str) -> DirectoryId:
             )
         write_directory_id(directory, REAL_FILESYSTEM, new)
         return new
-    finally:
-        lock.close()
 
 
 def _beside(directory: Path, wanted: DirectoryId) -> Path | None:

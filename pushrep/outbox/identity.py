@@ -331,15 +331,12 @@ def begin_pid_epoch(directory: Path | str) -> OutboxIdentity:
     """
     directory = Path(directory)
     identity_in(REAL_FILESYSTEM, directory)  # before anything is made there
-    held = LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK)
-    try:
+    with LogDirectory.acquire(directory, REAL_FILESYSTEM, SYSTEM_CLOCK) as held:
         identity = identity_in(REAL_FILESYSTEM, held.path)
         raised = leap_epoch(REAL_FILESYSTEM, held.path, identity, "it was asked for")
         if held.is_unsettled_copy and not identity.replicas:
             held.settle_id()  # else the next opening would begin another
         return raised
-    finally:
-        held.release()
 
 
 def leap_epoch(filesystem: Filesystem, directory: Path, identity: OutboxIdentity, why: str) -> OutboxIdentity:

@@ -60,8 +60,9 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     clock: Clock,
 ) -> Opened:
     """Raises as `Outbox.open` does."""
-    held = LogDirectory.acquire(directory, filesystem, clock, copy_check=settings.config.copy_check)
-    resources.callback(held.release)
+    held = resources.enter_context(
+        LogDirectory.acquire(directory, filesystem, clock, copy_check=settings.config.copy_check)
+    )
     lead = _lead_of(held)
     if wanted.replicas or lead is not None:
         held.refuse_copy()

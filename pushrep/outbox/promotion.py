@@ -245,8 +245,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
             backoff=Backoff(0.05, 0.05, least=1.0),
             within_s=_TAKE_S,
         )
-        held = waiting.call(lambda: _open_directory(directory, filesystem, clock))
-        stack.callback(held.release)
+        held = stack.enter_context(waiting.call(lambda: _open_directory(directory, filesystem, clock)))
         if not may_be_copy:
             held.refuse_copy()
         state_store = ElectionStateStore(directory, outbox_id, filesystem)
@@ -305,16 +304,17 @@ def _open_logs(
     logs, config = {}, replace(config or NodeSettings().log_config, **read_kept(held.filesystem, held.path))
     for number in range(grant.partitions):
         name = log_name(grant.topic, number)
-        logs[number] = log = SegmentLog.open(
-            held.path / name,
-            config,
-            log_id=grant.topic_id,
-            has_replicas=True,
-            on_lost=partial(state_store.note_lost, name),  # perhaps no node opened it since it lost records
-            filesystem=held.filesystem,
-            clock=held.clock,
+        logs[number] = stack.enter_context(
+            SegmentLog.open(
+                held.path / name,
+                config,
+                log_id=grant.topic_id,
+                has_replicas=True,
+                on_lost=partial(state_store.note_lost, name),  # perhaps no node opened it since it lost records
+                filesystem=held.filesystem,
+                clock=held.clock,
+            )
         )
-        stack.enter_context(log)
     return logs
 
 

@@ -245,14 +245,9 @@ class KeptOutbox:
         held.settle_id(self._store.proposed_id(self.outbox_id))
         self._store.forget_proposal(self.outbox_id)
 
-    @contextmanager
-    def _held(self) -> Iterator[LogDirectory]:
+    def _held(self) -> LogDirectory:
         store = self._store
-        held = LogDirectory.acquire(self.directory, store.filesystem, store.clock, copy_check=store.settings.copy_check)
-        try:
-            yield held
-        finally:
-            held.release()
+        return LogDirectory.acquire(self.directory, store.filesystem, store.clock, copy_check=store.settings.copy_check)
 
     @property
     def last_contact(self) -> LastContact:

@@ -10,7 +10,7 @@ compaction keeps a replay and deletes the first copy of a record.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
@@ -66,10 +66,8 @@ class SourceTopics:
             raise BadJobOption(
                 "--source-option", None, f"Kafka's client refuses them: {_causes(error)[-1][1]}"
             ) from error
-        try:
+        with closing(admin):
             yield cls(spark, options, jvm, admin)
-        finally:
-            admin.close()
 
     def look(self) -> Mapping[str, KafkaTopic]:
         """Each topic by its name. Raises BadJobOption for one that is not there, or is compacted."""
