@@ -311,8 +311,11 @@ class ReplayFilter:
             raise BadFilterSetting("ttl_s", ttl_s, "None or a number of seconds above 0")
         self._ttl_s = ttl_s
         self._table = PairTable(marks.with_window(self._window), self._window)
-        self._kept = self._dropped = self._unkeyed = self._other_pids = self._late = 0
-        self._all_dropped: tuple[tuple[int, int], ...] = ()
+        self._kept = self._dropped = self._other_pids = self._late = 0
+        self.unkeyed = 0
+        """As in `counts`, of which it is the cheap part."""
+        self.all_dropped: tuple[tuple[int, int], ...] = ()
+        """The pairs of the last `admit_batch` of which no row passed, as with a re-used PID or a reset source."""
         self._warned: set[tuple[int, int]] = set()
         self._slots, self._marks, self._destinations = self._table.slots, self._table.marks, self._table.destinations
 
@@ -347,7 +350,7 @@ class ReplayFilter:
         destination = _destination(destination_partition)
         metadata = StreamMetadata.try_unpack(key)
         if metadata is None:
-            self._unkeyed += 1
+            self.unkeyed += 1
             return True
         if self._only_pids is not None and metadata.pid not in self._only_pids:
             self._other_pids += 1
@@ -382,7 +385,7 @@ class ReplayFilter:
         destinations = _destinations(destination_partition, len(parsed.valid))
         passes = np.ones(len(parsed.valid), np.bool_)
         governed = parsed.valid if self._only_pids is None else parsed.valid & np.isin(parsed.pids, self._only_list)
-        self._all_dropped = ()
+        self.all_dropped = ()
         if governed.all():
             if len(passes):
                 passes = self._judge(parsed, destinations)
@@ -391,7 +394,7 @@ class ReplayFilter:
             ours = Keys(parsed.pids[rows], parsed.partitions[rows], parsed.offsets[rows], parsed.valid[rows])
             passes[rows] = self._judge(ours, destinations if isinstance(destinations, int) else destinations[rows])
         keyed = int(np.count_nonzero(parsed.valid))
-        self._unkeyed += len(passes) - keyed
+        self.unkeyed += len(passes) - keyed
         self._other_pids += keyed - int(np.count_nonzero(governed))
         return passes
 
@@ -414,17 +417,12 @@ class ReplayFilter:
         return FilterCounts(
             kept=self._kept,
             dropped=self._dropped,
-            unkeyed=self._unkeyed,
+            unkeyed=self.unkeyed,
             other_pids=self._other_pids,
             late=self._late,
             pairs=len(self._table),
             jumped=sum(self._table.jumped),
         )
-
-    @property
-    def unkeyed(self) -> int:
-        """As in `counts`, of which it is the cheap part."""
-        return self._unkeyed
 
     @property
     def pairs(self) -> tuple[Numbers, Numbers]:
@@ -440,11 +438,6 @@ class ReplayFilter:
         pids, partitions = self._table.pairs()
         rows = zip(pids.tolist(), partitions.tolist(), self._table.jumped, strict=True)
         return {(pid, partition): jumped for pid, partition, jumped in rows if jumped}
-
-    @property
-    def all_dropped(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of the last `admit_batch` of which no row passed, as with a re-used PID or a reset source."""
-        return self._all_dropped
 
     def _judge(self, keys: Keys, destinations: int | Numbers) -> npt.NDArray[np.bool_]:
         """Which of the rows pass; all are of pairs that the rule judges. If it raises, nothing was remembered."""
@@ -470,8 +463,8 @@ class ReplayFilter:
             )
         if not len(silent):
             return
-        self._all_dropped = tuple(zip(groups.pids[silent].tolist(), groups.partitions[silent].tolist(), strict=True))
-        fresh = [pair for pair in self._all_dropped if pair not in self._warned]
+        self.all_dropped = tuple(zip(groups.pids[silent].tolist(), groups.partitions[silent].tolist(), strict=True))
+        fresh = [pair for pair in self.all_dropped if pair not in self._warned]
         if fresh:
             self._warned.update(fresh)
             _LOG.warning(

@@ -121,12 +121,9 @@ class SourcePartitionPartitioner:
         if fallback not in (None, "default"):
             raise BadPartitionerSetting("fallback", fallback, 'None or "default"')
         check_partition_count(partition_count)
-        self._fallback, self._partition_count = fallback, partition_count
-
-    @property
-    def partition_count(self) -> int | None:
+        self._fallback = fallback
+        self.partition_count = partition_count
         """How many partitions are used; None before the first record, if none was given."""
-        return self._partition_count
 
     def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int]) -> int:
         # The client lists a set, so the order it comes in means nothing.
@@ -147,7 +144,7 @@ class SourcePartitionPartitioner:
         return partitions[partition_for(source_partition, self._fixed_count(len(partitions)))]
 
     def _fixed_count(self, partitions: int) -> int:
-        if self._partition_count is None:
-            self._partition_count = partitions
-        check_not_shrunk(self._partition_count, partitions)
-        return self._partition_count
+        if self.partition_count is None:
+            self.partition_count = partitions
+        check_not_shrunk(self.partition_count, partitions)
+        return self.partition_count

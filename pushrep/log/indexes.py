@@ -57,13 +57,13 @@ class IndexFile:
         "_entry",
         "_filesystem",
         "_is_there",
-        "_last",
         "_path",
         "_pending",
         "_ragged",
         "_retaken",
         "_synced",
         "_written",
+        "last",
     )
 
     def __init__(self, filesystem: Filesystem, path: Path, entry: struct.Struct) -> None:
@@ -74,7 +74,8 @@ class IndexFile:
         self._ragged = False  # bytes after the last whole entry
         self._written = 0  # whole entries in the file
         self._is_there = False  # whether the file exists, as far as is known
-        self._last: tuple[int, int] | None = None
+        self.last: tuple[int, int] | None = None
+        """The newest entry."""
         self._synced = True
         try:
             self._look()
@@ -90,7 +91,7 @@ class IndexFile:
                 self._is_there = True
                 size = file.size()
                 self._written, self._ragged = size // entry.size, size % entry.size != 0
-                self._last = self._read(file, self._written - 1) if self._written else None
+                self.last = self._read(file, self._written - 1) if self._written else None
 
     def __len__(self) -> int:
         return self._written + len(self._pending)
@@ -100,22 +101,17 @@ class IndexFile:
         """Whether the file exists and ends with a whole entry, if it has any."""
         return self._is_there and not self._ragged
 
-    @property
-    def last(self) -> tuple[int, int] | None:
-        """The newest entry."""
-        return self._last
-
     def append(self, first: int, second: int) -> None:
         """Add an entry; the next `write` writes it to the file."""
-        self._last = (first, second)
+        self.last = (first, second)
         if self._dropped:
-            if self._dropped[0] == self._last:
+            if self._dropped[0] == self.last:
                 del self._dropped[0]
                 self._written += 1
                 self._retaken = True
                 return
             self._cut_file()
-        self._pending.append(self._last)
+        self._pending.append(self.last)
 
     @property
     def is_due(self) -> bool:
@@ -170,18 +166,18 @@ class IndexFile:
             self._written = count
             if many:
                 self._cut_file()
-        self._last = self._pending[-1] if self._pending else None
+        self.last = self._pending[-1] if self._pending else None
         if self._written and not self._pending:
             with self._opened() as file:
-                self._last = self._read(file, self._written - 1) if file is not None else None
+                self.last = self._read(file, self._written - 1) if file is not None else None
 
     def mark(self) -> IndexMark:
         """Its end, for `rewind`."""
-        return self._written + len(self._pending), self._last
+        return self._written + len(self._pending), self.last
 
     def rewind(self, mark: IndexMark) -> None:
         """Drop the entries that were added since `mark`. Opens no file: the next `write` cuts it."""
-        count, self._last = mark
+        count, self.last = mark
         del self._pending[max(0, count - self._written) :]
         if count < self._written:
             self._written, self._ragged = count, True

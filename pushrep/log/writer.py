@@ -291,7 +291,7 @@ class LogWriter:
             result = AppendResult(base_offset, self.log_end_offset - 1)
         if not was_open:
             self._context.view.open_files.opened(self)
-        self._flush_if_due(self._unflushed_bytes)
+        self._flush_now(self._flush_scheduler.on_change(self._unflushed_bytes))
         return result
 
     def append_together(self, batches: Sequence[RecordBatch]) -> AppendResult:
@@ -729,11 +729,6 @@ class LogWriter:
             raise LogClosed(self.path)
         return request.error is not None
 
-    def _flush_if_due(self, unflushed_bytes: int = 0) -> None:
-        due = self._flush_scheduler.on_change(unflushed_bytes)
-        if due is not FlushDue.NOTHING:
-            self._flush_now(due)
-
     def _flush_now(self, due: FlushDue) -> None:
         if due is FlushDue.NOTHING:
             return
@@ -1004,4 +999,4 @@ class LogWriter:
             self._watermark = offset
             self._changed = True
             self._publish(self.flushed_offset)
-        self._flush_if_due()
+        self._flush_now(self._flush_scheduler.on_change())
