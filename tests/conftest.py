@@ -141,6 +141,7 @@ _ORDER = (
     "three_brokers",
     ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),
     "tests/tables/",
+    "tests/integration/test_standbys.py",  # the longest of these
     "tests/integration/",
 )
 

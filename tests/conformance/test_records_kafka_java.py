@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from py4j import java_gateway
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, get_return_value
 
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records import header as layout
@@ -40,7 +41,10 @@ def java():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     port, process = launch_gateway(classpath=f"{JARS}/*", die_on_exit=True, return_proc=True, javaopts=["-Xmx256m"])
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-    yield gateway
+    with pytest.MonkeyPatch.context() as patch:
+        # pyspark's, in a process that had a Spark session, asks Spark's Java machine about this one's errors.
+        patch.setattr(java_gateway, "get_return_value", get_return_value)
+        yield gateway
     gateway.shutdown()
     process.stdin.close()
     process.wait(timeout=60)
