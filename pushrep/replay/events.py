@@ -90,7 +90,8 @@ class Credited:
 class Turn:
     """It is this session's turn. counter: the value of its bounding counter; None without one, or if it closed.
 
-    is_live: whether a writer has the log open; False only if that was looked up.
+    facts: of a log that ends below the position, Truncated is to be told instead: where it was cut, its end does not
+    say. is_live: whether a writer has the log open; False only if that was looked up.
     """
 
     facts: LogOffsets

@@ -168,6 +168,8 @@ class LocalSession:
         return self._block(wanted) if wanted is not None else None
 
     def _turn(self) -> list[e.Effect]:
+        if self._facts.end < self.session.position:
+            return self.handle(self.source.cut_since(*self._given, self._facts))
         counter = self._replays.counters.get(self.session.plan.bound)
         return self.handle(e.Turn(self._facts, counter() if counter is not None else None, self._is_live))
 
@@ -290,7 +292,13 @@ class LocalSession:
         self._walk, self._pending = None, []
         with suppress(*READ_ERRORS):
             self._facts = self.source.facts()
-        return self.source.failure(error, self.session.position, self._facts)
+        return self.source.failure(error, self.session.position, self._facts, self._given)
+
+    @property
+    def _given(self) -> tuple[int, int]:
+        """Offset and leader epoch of the last batch that was given: after a cut all of it is to be taken back."""
+        last = self._last
+        return (self.session.position, -1) if last is None else (last.base_offset, last.leader_epoch)
 
     def _take_lease(self) -> None:
         self._lease = self.source.lease(self.session.position, self._on_lease_broken)

@@ -213,8 +213,6 @@ class ReplaySession:
         self.tip = tip.bound
         if not was_behind:
             self._behind_since_ms = self._now_ms
-        if event.facts.end < self.position:
-            return self._cut_at(event.facts.end, -1)
         if self._end is not None and event.facts.end < self._end:
             self._end, self._held_until = event.facts.end, 0  # the log was cut below the former end
         if self._reading is not None or self._is_sending:

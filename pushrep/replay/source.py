@@ -9,7 +9,7 @@ The isolation is "written": the session's bound limits what is sent.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
@@ -26,6 +26,7 @@ from pushrep.replay.plan import MAX_TIMESTAMP, ReplayRefused
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
+_T = TypeVar("_T")
 READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
 """The errors of reading a log; `LogSource.failure` turns them into the session's event."""
 
@@ -51,13 +52,17 @@ class LogSource:
 
     def facts(self) -> LogOffsets:
         """The log's present ends."""
+        return self._asked(lambda log: log.ends())
+
+    def _asked(self, ask: Callable[[Log], _T]) -> _T:
+        """The log's answer; the one of its successor here if its owner has closed it."""
         try:
-            return self._log.ends()
+            return ask(self._log)
         except LogClosed:
             if isinstance(self._log, LogReader):
                 raise
-            self._log = self._reader(self.path)  # a following replay waits for the next writer
-            return self._log.ends()
+            self._log = self._now_open()
+            return ask(self._log)
 
     def history(self) -> int:
         """Changes before records are taken off the log's end; -1 once it is closed."""
@@ -102,15 +107,15 @@ class LogSource:
         """
         try:
             if timestamp_ms == MAX_TIMESTAMP:
-                return self._log.offset_of_largest_timestamp()
-            return self._log.offset_for_timestamp(timestamp_ms)
+                return self._asked(lambda log: log.offset_of_largest_timestamp())
+            return self._asked(lambda log: log.offset_for_timestamp(timestamp_ms))
         except CorruptBatch as error:
             code, segment = ErrorCode.CORRUPT_MESSAGE, int(error.segment.stem)
             raise ReplayRefused(code, str(error), segment=segment) from error
 
     def batches(self, start: int, end: int) -> Iterator[RecordBatch]:
         """Every batch that holds an offset in [start, end). Raises as LogReader.batches."""
-        return self._log.batches(start, end)
+        return self._asked(lambda log: log.batches(start, end))
 
     def lease(self, offset: int, on_broken: OnLeaseBroken) -> Lease | None:
         """A lease from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
@@ -148,9 +153,11 @@ class LogSource:
 
     def leader_epochs(self) -> LeaderEpochs | None:
         """The list of epochs; None if it is unknown beside the writer."""
-        if isinstance(self._log, LogReader):
-            return read_leader_epochs(self.path, self.filesystem)
-        return self._log.leader_epochs
+        return self._asked(
+            lambda log: (
+                read_leader_epochs(self.path, self.filesystem) if isinstance(log, LogReader) else log.leader_epochs
+            )
+        )
 
     def cut_since(self, offset: int, leader_epoch: int, facts: LogOffsets) -> e.Truncated:
         """The event for a log without its former batch of that epoch at `offset`."""
@@ -162,15 +169,17 @@ class LogSource:
         _, end = epochs.end_of(leader_epoch, facts.end)
         return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
-    def failure(self, error: Exception, position: int, facts: LogOffsets) -> e.ReadFailed | e.Truncated | e.Deleted:
-        """The session's event for an error of a read."""
+    def failure(
+        self, error: Exception, position: int, facts: LogOffsets, given: tuple[int, int] | None = None
+    ) -> e.ReadFailed | e.Truncated | e.Deleted:
+        """The session's event for an error of a read. given: offset and leader epoch of the last batch before it."""
         if not self.filesystem.exists(self.path):
             return e.Deleted()
         if isinstance(error, CorruptBatch):
             return e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), int(error.segment.stem))
         if isinstance(error, OffsetOutOfRange):
             if (end := min(facts.end, error.end)) < position:
-                return e.Truncated(end)
+                return self.cut_since(*(given or (position, -1)), facts._replace(end=end))
             if invalid := self.why_invalid(facts):
                 return e.ReadFailed(ErrorCode.INVALID_RECORDING, invalid)
             why = f"retention took what lies below offset {facts.start}"
@@ -184,6 +193,10 @@ class LogSource:
 
     def _reader(self, path: Path) -> LogReader:
         return SegmentLog.open_reader(path, isolation="written", filesystem=self.filesystem)
+
+    def _now_open(self) -> Log:
+        """A reader for a log whose writer has stopped: a following replay waits for the next writer."""
+        return self._reader(self.path)
 
     def _is_live(self) -> bool:
         if isinstance(self._log, LogReader):

@@ -375,9 +375,16 @@ class ServedSession:
         if is_same and not is_shorter:
             self._is_cut = False  # removed by retention, which is no cut; nothing can be compared
             return False
-        at = position if self._sent is None else self._sent[0]  # all of that batch is to be taken back
-        self.handle(self.source.cut_since(at, -1 if self._before is None else self._before, facts))
+        self.handle(self.source.cut_since(*self._given, facts))
         return True
+
+    @property
+    def _given(self) -> tuple[int, int]:
+        """Offset and leader epoch of the last batch that was sent: after a cut all of it is to be taken back."""
+        return (
+            self.session.position if self._sent is None else self._sent[0],
+            -1 if self._before is None else self._before,
+        )
 
     def _is_sent(self, header: BatchHeader) -> bool:
         """Whether it is the last batch that was sent, as far as the scan tells; also if there is none."""
@@ -399,7 +406,7 @@ class ServedSession:
         facts = self._facts or LogOffsets(0, self.session.position, 0, 0)
         with suppress(*READ_ERRORS):
             facts = self.source.facts()
-        return self.source.failure(error, self.session.position, facts)
+        return self.source.failure(error, self.session.position, facts, self._given)
 
     def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
         return wire.ReplayEnd(

@@ -233,6 +233,21 @@ def test_a_cut_that_was_written_over_is_found_out_too(client, log):
     assert told.value.cut_offset <= 98
 
 
+@pytest.mark.parametrize("epoch", [0, 4], ids=["of the same epoch", "of another epoch"])
+@pytest.mark.parametrize("again", [1, 0], ids=["and grew by a record", "and did not grow"])
+def test_a_log_that_ends_inside_the_last_batch_that_was_given_lacks_all_of_it(client, log, again, epoch):
+    """A batch is cut whole: what stands there now is another one, and the log's end says nothing about it."""
+    replay = client.replay(ReplayRequest("orders-0"))
+    assert len(replay.poll()) == 100
+    log.truncate_to(98, force=True)
+    if epoch:
+        log.begin_epoch(epoch, 98)
+    fill(log, again, start=98, size=41)
+    with pytest.raises(ReplayTruncated) as told:
+        replay.poll()
+    assert told.value.cut_offset == 98
+
+
 def test_a_cut_above_what_was_given_is_nothing_to_a_replay(client, log):
     replay = client.replay(ReplayRequest("orders-0", length=7))
     assert len(replay.poll()) == 7

@@ -286,12 +286,6 @@ def test_a_cut_lowers_the_end_that_was_recorded_when_the_request_came():
     assert only(driver(e.Turn(STABLE_100)), e.SendEnd).reason is ReplayEndReason.LIMIT_REACHED
 
 
-def test_an_end_that_is_shorter_than_the_position_is_a_cut_that_nobody_told():
-    driver = Driver(position=50).started()
-    facts = LogOffsets(0, 40, 40, 40)
-    assert only(driver(e.Turn(facts)), e.SendEnd).reason is ReplayEndReason.TRUNCATED
-
-
 def test_a_resumed_session_is_refused_if_the_record_before_is_of_another_epoch():
     driver = Driver(position=50, epoch_before=3)
     refusal = only(driver(e.SegmentOpened(leader_epoch=5, epoch_before=4)), e.Refuse)

@@ -178,6 +178,34 @@ def test_a_session_is_told_of_another_batch_of_the_same_epoch_in_the_place_of_th
     assert told.value.cut_offset == 98
 
 
+def test_a_session_whose_log_is_cut_between_its_look_and_its_read_takes_back_the_whole_batch(
+    node, leader, client, monkeypatch
+):
+    """It finds the log's new end, which lies inside the batch that it was sent, by the error of the read."""
+    replay = client.replay(ReplayRequest("orders-0"))
+    take(replay, 100)
+    source = node.replay_server.served[replay.session_id].source
+    looked, was_cut, facts = threading.Event(), threading.Event(), source.facts
+
+    def slow_facts():
+        found = facts()
+        looked.set()
+        assert was_cut.wait(WAIT_S)
+        return found
+
+    monkeypatch.setattr(source, "facts", slow_facts)
+    node.replay_server.changed(leader.tp)
+    assert looked.wait(WAIT_S)
+    with kept(node, leader).hand_over() as directory, SegmentLog.open(directory / "orders-0", has_replicas=True) as log:
+        assert log.truncate_to(98, force=True) == 98
+        log.append([b"%06d" % 98 + b"." * 40], timestamps_ms=1)
+        log.advance_high_watermark(99)
+        was_cut.set()
+        with pytest.raises(ReplayTruncated) as told:
+            take(replay, 1_000)
+    assert told.value.cut_offset == 98
+
+
 def test_a_session_that_gets_no_lease_on_the_log_that_was_opened_anew_ends(node, leader, client, busy, disk):
     """Its disk is too full by then: what the session reads next may be removed at any time."""
     replay = client.replay(ReplayRequest("orders-0"))
