@@ -114,27 +114,27 @@ def describe(directory: Path, name: str | None, as_json: bool) -> None:  # noqa:
     """
     for number, path in enumerate(log_paths(directory, name)):
         facts = _facts(path) | {"log": shown_below(directory, path)}
-        show_result(facts, chain([""][:number], _described_lines(facts)), as_json=as_json)
+        show_result(facts, chain([""] if number else [], _described_lines(facts)), as_json=as_json)
 
 
 def _described_lines(facts: dict[str, Any]) -> Iterator[str]:
     for name in ("log", "log_id", "log_start_offset", "log_end_offset", "flushed_offset", "high_watermark"):
-        yield (f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
-    yield (f"{'known by':20} {facts['known_by']}")
-    yield (f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
+        yield f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}"
+    yield f"{'known by':20} {facts['known_by']}"
+    yield f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}"
     marker = facts["clean_marker"]
     listed = "not listed" if marker is None else ", ".join(f"{key} {value}" for key, value in marker.items())
-    yield (f"{'clean marker':20} {listed}")
-    yield ("checkpoints")
+    yield f"{'clean marker':20} {listed}"
+    yield "checkpoints"
     for name, offset in facts["checkpoints"].items():
-        yield (f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
+        yield f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}"
     epochs = facts["leader_epochs"]
     shown = "none kept" if epochs is None else ", ".join(f"{epoch} from {start}" for epoch, start in epochs)
-    yield (f"{'leader epochs':20} {shown}")
+    yield f"{'leader epochs':20} {shown}"
     if (outbox := facts["outbox"]) is not None:
-        yield (f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
+        yield f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}"
         if outbox["given_up_to"]:
-            yield (f"{'given up to':20} {outbox['given_up_to']}")
+            yield f"{'given up to':20} {outbox['given_up_to']}"
     rows = [
         (f"{s['base_offset']:020d}", size(s["size_bytes"]), count(s["index_entries"]), count(s["time_index_entries"]))
         for s in facts["segments"]
@@ -285,7 +285,7 @@ def _report_lines(report: VerifyReport, members: list[dict[str, int | str | None
 def _finding_lines(report: VerifyReport) -> Iterator[str]:
     """A line for each damage, and one for a torn tail."""
     for finding in report.findings:
-        yield (f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
+        yield f"  {finding.kind.value}: {_place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}"
     if report.torn is not None:
         yield (
             f"  torn tail, above the last flush; the next open cuts it off: {_place(report.torn)}: {report.torn.reason}"
@@ -370,16 +370,16 @@ def _repair_lines(report: RepairReport) -> Iterator[str]:
             f"{report.cut.segment}{taken}"
         )
     for name in report.rebuilt:
-        yield (f"{report.log}: {name} {would}rebuilt")
+        yield f"{report.log}: {name} {would}rebuilt"
     kept = [*report.kept_as, *(report.cut.kept_as if report.cut is not None else ())]
     if kept:
-        yield (f"{report.log}: kept aside: {', '.join(kept)}")
+        yield f"{report.log}: kept aside: {', '.join(kept)}"
     if not (report.spliced or report.cut or report.rebuilt):
-        yield (f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
+        yield f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed"
     if report.after is not None:
         verdict = "whole" if report.after.is_whole else "still DAMAGED"
         start, end = report.after.log_start_offset, report.after.verified_to
-        yield (f"{report.log}: {verdict}: offsets [{start}, {end})")
+        yield f"{report.log}: {verdict}: offsets [{start}, {end})"
         yield from _finding_lines(report.after)
 
 
