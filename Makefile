@@ -7,8 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Spark's tests and the brokers' wait more than they work: three processes share two cores well.
-WORKERS ?= 3
+# Spark's tests and the brokers' wait more than they work: four processes share two cores well.
+WORKERS ?= 4
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.

@@ -300,6 +300,8 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
     world.node(1)
     with open_outbox(world, 1) as outbox:
         assert outbox.append(0, b"ours").result(WAIT_S) == 0
+        # Else its own grant may be under way once more, to name the directory, and be refused first.
+        wait_until(lambda: (grant := outbox.facts.replication.grant) is not None and not grant.nameless, "it is named")
         kept = world.kept(1)
         kept.state_store.store_epoch(2**20 + 1)  # member 1 has taken a number of its own: it leads
         with pytest.raises(DeliveryFailed) as failed:
