@@ -33,6 +33,7 @@ from pushrep.replicate.election_state import ElectionStateStore, find_election_s
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.ports import reserve
 from tests.support.outbox_arguments import outbox_arguments
 
 
@@ -61,8 +62,10 @@ def open_listed(world, *, replicas, **settings):
 
 def everywhere(world, index):
     """Start the node on all addresses, so that its own address does not show which of its names is used."""
-    port = world.nodes[index].address.port
     world.nodes[index].stop()
+    world.ports[index].close()
+    world.ports[index] = reserve("0.0.0.0")  # its former port may be in use at another address of this machine
+    port = world.ports[index].getsockname()[1]
     settings = NodeSettings(
         address=Address("0.0.0.0", port), allow=frozenset({"any"}), log_config=SMALL, plain_off_loopback=True
     )
