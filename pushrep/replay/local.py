@@ -221,7 +221,7 @@ class LocalSession:
                 return self._failure(error)
         return e.BlockRead(tuple([Span.of(batch.header) for batch in self._pending]))
 
-    def _fill(self, wanted: e.ReadBlock) -> e.Truncated | None:
+    def _fill(self, wanted: e.ReadBlock) -> e.Truncated | e.ReadFailed | None:
         """Read until `wanted.max_bytes` of batches are pending, or all there are. An event if the log was cut."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._walked_ms > _FACTS_MS:
@@ -247,7 +247,7 @@ class LocalSession:
             self._pending = []
         return None
 
-    def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
+    def _begin_walk(self, at: int, limit: int) -> e.Truncated | e.ReadFailed | None:
         last, walk, self._walk_end = self._last, None, limit
         if last is not None and not self._pending and last.next_offset == at > self._facts.start:
             walk = self._from(last, limit)
@@ -260,7 +260,7 @@ class LocalSession:
         """That batch, and what follows it."""
         yield from self.source.batches(max(last.base_offset, self._facts.start), limit)
 
-    def _cut_behind(self, last: BatchHeader, walk: Iterator[RecordBatch]) -> e.Truncated | None:
+    def _cut_behind(self, last: BatchHeader, walk: Iterator[RecordBatch]) -> e.Truncated | e.ReadFailed | None:
         """The event for a log without that batch, which was read from it; None if the walk begins with it."""
         try:
             found = next(walk, None)

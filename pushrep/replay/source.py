@@ -159,9 +159,12 @@ class LogSource:
             )
         )
 
-    def cut_since(self, offset: int, leader_epoch: int, facts: LogOffsets) -> e.Truncated:
+    def cut_since(self, offset: int, leader_epoch: int, facts: LogOffsets) -> e.Truncated | e.ReadFailed:
         """The event for a log without its former batch of that epoch at `offset`."""
-        epochs = self.leader_epochs()
+        try:
+            epochs = self.leader_epochs()
+        except READ_ERRORS as error:  # the cut may be lower than anything else shows
+            return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         cut = min(offset, facts.end)
         if epochs is None or not epochs.entries:
             return e.Truncated(cut)

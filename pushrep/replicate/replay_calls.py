@@ -7,7 +7,6 @@ Describe, Extend, Truncate, Purge, Delete       worker (replay_recordings.py) â”
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -250,10 +249,10 @@ class ReplayCalls:
         is_late = refused.code is ErrorCode.TRUNCATED or refused.code is ErrorCode.INVALID_POSITION
         if source is None or facts is None or before is None or not isinstance(position, int) or not is_late:
             return refused
-        with suppress(*READ_ERRORS):
-            cut = source.cut_since(position, before, facts).offset
-            return ReplayRefused(refused.code, refused.why, start=facts.start, end=cut)
-        return refused
+        told = source.cut_since(position, before, facts)
+        if isinstance(told, e.ReadFailed):
+            return ReplayRefused(told.code, told.why)
+        return ReplayRefused(refused.code, refused.why, start=facts.start, end=told.offset)
 
     def _refuse_start(self, connection: ReplayConnection, call: Call, refused: ReplayRefused) -> None:
         segment = -1 if refused.segment is None else refused.segment

@@ -248,6 +248,20 @@ def test_a_log_that_ends_inside_the_last_batch_that_was_given_lacks_all_of_it(cl
     assert told.value.cut_offset == 98
 
 
+def test_a_cut_whose_place_can_not_be_read_ends_the_replay_by_that_error(client, log, tmp_path):
+    """Once; it may be lower than the log's end shows, and a reader that took back too little would go on."""
+    replay = client.replay(ReplayRequest("orders-0"))
+    assert len(replay.poll()) == 100
+    log.truncate_to(50, force=True)
+    (epochs := tmp_path / "orders-0" / "leader-epoch-checkpoint").unlink()
+    epochs.mkdir()
+    with pytest.raises(ReplayFailed) as told:
+        replay.poll()
+    assert (told.value.code, replay.end_reason) == (ErrorCode.KAFKA_STORAGE_ERROR, ReplayEndReason.ERROR)
+    assert replay.poll() == []
+    epochs.rmdir()
+
+
 def test_a_cut_above_what_was_given_is_nothing_to_a_replay(client, log):
     replay = client.replay(ReplayRequest("orders-0", length=7))
     assert len(replay.poll()) == 7

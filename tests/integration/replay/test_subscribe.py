@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
-from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
+from pushrep.replay import ReplayClient, ReplayFailed, ReplayRefused, ReplayTruncated
 from pushrep.startpoints import (
     Consumed,
     PartitionLost,
@@ -16,6 +16,7 @@ from pushrep.startpoints import (
     StartpointStore,
 )
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import until
 
 COUNT = 100
@@ -210,3 +211,23 @@ def test_a_consumer_above_a_cut_is_told_until_it_is_sent_elsewhere(world, store)
                 consumer.poll()
         number = store.write("billing", "orders", 0, Startpoint.specific(49), "what was written anew")
         assert take(consumer, 5) == {0: run(49, 54, number)}
+
+
+def test_a_partition_whose_cut_can_not_be_told_keeps_no_other_unread(tmp_path):
+    """Its list of leader epochs, which says where it was cut, can't be read."""
+    place, got = Directory(tmp_path), []
+    with place.client() as client, client.subscribe("orders", consumer="billing") as consumer:
+        take(consumer, 2 * COUNT)
+        with SegmentLog.open(tmp_path / "orders-1") as log:
+            log.truncate_to(49, force=True)
+        place.append(50)
+        (epochs := tmp_path / "orders-1" / "leader-epoch-checkpoint").unlink()
+        epochs.mkdir()
+        told = []
+        for _ in range(5):
+            try:
+                got += [record.offset for one in consumer.poll() for record in one.records]
+            except (ReplayFailed, ReplayRefused) as error:  # the next one begins above the log's end
+                told.append(error.code)
+        epochs.rmdir()
+    assert (got, told[0]) == ([*range(COUNT, COUNT + 50)], ErrorCode.KAFKA_STORAGE_ERROR)
