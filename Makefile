@@ -247,7 +247,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
