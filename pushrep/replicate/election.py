@@ -322,7 +322,7 @@ class Election:
         with self.state_store.lock:
             kept = self.state_store.kept
             if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is ErrorCode.NONE:
-                self.state_store.keep(kept.with_grant(newest))
+                self.state_store.keep(kept.with_grant(newest, self.state_store.directory_id))
 
     def _round(self, timeout_s: float, candidate: Candidate | None = None) -> MemberAnswers:
         self._clients.generation = self.state_store.kept.generation

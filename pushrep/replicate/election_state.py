@@ -94,13 +94,18 @@ class ElectionState:
         """Whether the logs are of an older generation than the grant, so that they have to be moved aside."""
         return self.log_generation != self.generation
 
-    def with_grant(self, grant: Grant) -> "ElectionState":
-        """The state with a grant that `judge_grant` accepted; a new generation ends what was promised for the old
-        logs.
+    def with_grant(self, grant: Grant, directory_id: UUID | None, *, is_first: bool = False) -> "ElectionState":
+        """The state of that directory with another's grant that `judge_grant` accepted; a new generation ends what was
+        promised for the old logs.
+
+        is_first: nothing was ever acknowledged. Else a member without a grant may have lost its disk: unless the grant
+        names the directory, it counts once it was filled.
         """
         if grant.generation == self.generation:
             newest_epoch = max(self.leader_epoch, grant.epoch)
-            return replace(self, grant=grant, leader_epoch=newest_epoch, is_handed_over=False)
+            is_named = directory_id in {one.directory_id for one in grant.members} - {None}
+            is_unfilled = self.is_unfilled or (self.grant is None and not is_first and not is_named)
+            return replace(self, grant=grant, leader_epoch=newest_epoch, is_unfilled=is_unfilled, is_handed_over=False)
         began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None, is_handed_over=False)
         return replace(began, grant=grant, leader_epoch=grant.epoch)
 

@@ -321,9 +321,8 @@ class KeptOutbox:
             if outcome is ErrorCode.NONE and (offered != kept.grant or addressed_as != kept.member):
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # With its epoch, as the leader stores it: else its first request would write this file again.
-                state = kept.with_grant(offered)
-                is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self.state_store.keep(replace(state, member=addressed_as, is_unfilled=is_unfilled))
+                state = kept.with_grant(offered, self.directory_id, is_first=is_first)
+                self.state_store.keep(replace(state, member=addressed_as))
                 if is_named and addressed_as not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()

@@ -52,6 +52,11 @@ def test_what_was_acknowledged_survives_any_disorder(rules, torture):
             pytest.fail(str(shrink(failure)))
 
 
+def test_a_lost_disk_whose_service_learns_of_another_leader_counts_for_nothing():
+    """It stores that grant as its first one, with no record."""
+    assert run(30194, WORLDS["disks are lost"], 739, skip={2, 6, 7}).counts["wiped"] == 1
+
+
 def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}

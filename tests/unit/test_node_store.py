@@ -233,11 +233,25 @@ def test_what_held_for_logs_of_an_older_generation_ends_with_it():
     before = ElectionState(
         grant=grant(512), leader_epoch=900, unfenced=unfenced, unfilled={"orders-1": 7}, rival=forced(tag=6)
     )
-    after = before.with_grant(forced())
+    after = before.with_grant(forced(), None)
     assert (after.unfenced, after.unfilled, after.rival) == ({}, {}, None)
     assert (after.is_unfilled, after.leader_epoch, after.are_logs_outdated) == (True, 257, True)
-    same = before.with_grant(grant(768))
+    same = before.with_grant(grant(768), None)
     assert same == replace(before, grant=grant(768)), "900 was taken, and fences still"
+
+
+def test_a_first_grant_counts_where_nothing_can_have_been_lost():
+    """Also where an opening learned it from others, because one of them leads: its disk may be another one since."""
+    own, another = UUID(int=40), UUID(int=41)
+    named = replace(grant(512), members=tuple(map(Member, range(3), ADDRESSES, (None, own, None))))
+    without, member = ElectionState(), ElectionState(grant=grant(256), leader_epoch=256, member=1)
+    assert without.with_grant(grant(512), own).is_unfilled
+    assert without.with_grant(named, another).is_unfilled
+    assert without.with_grant(named, None).is_unfilled
+    assert not without.with_grant(named, own).is_unfilled, "whoever named it knows it"
+    assert not without.with_grant(grant(512), own, is_first=True).is_unfilled, "nothing was ever acknowledged"
+    assert not member.with_grant(grant(512), own).is_unfilled, "it had one"
+    assert replace(member, is_unfilled=True).with_grant(grant(512), own, is_first=True).is_unfilled
 
 
 def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(store):
