@@ -56,7 +56,7 @@ ALL = (0, 1, 2)
 REFUSED = dict.fromkeys(ALL, Code.INVALID_PRODUCER_EPOCH)
 TAKEN = dict.fromkeys(ALL, Code.NONE)
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
-_topics = (f"fence-{number}" for number in itertools.count())
+_topics = (f"fence-{number:03}" for number in itertools.count())  # none is the prefix of another one: rights go by it
 
 
 def new_topic(cluster, **settings):
