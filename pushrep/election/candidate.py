@@ -393,12 +393,13 @@ class Candidate:
 
     def _nothing_was_acknowledged(self) -> bool:
         """Whether no record can have been acknowledged: nobody has a grant, or this member, which had the newest one
-        and so holds everything, has no record of a granted epoch.
+        and so holds everything unless its disk was lost, has no record of a granted epoch.
         """
         newest = newest_of(answer.grant for answer in self._answers.values())
         if newest is None:
             return True
-        return newest.leader == self.index and all(
+        holds_all = newest.leader == self.index and not self._own.is_unfilled
+        return holds_all and all(
             log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
 

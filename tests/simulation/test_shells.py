@@ -57,6 +57,11 @@ def test_a_lost_disk_whose_service_learns_of_another_leader_counts_for_nothing()
     assert run(30194, WORLDS["disks are lost"], 739, skip={2, 6, 7}).counts["wiped"] == 1
 
 
+def test_a_lost_disk_that_was_granted_the_lead_and_did_not_begin_it_is_no_first_leader():
+    """Its next try has the newest grant and no record, and something was acknowledged before."""
+    run(35025, WORLDS["disks are lost"], 1000, skip={1, 3, 5, 7, 11, 13, 14, 16, 18})
+
+
 def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}
