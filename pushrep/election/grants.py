@@ -215,6 +215,10 @@ class Grant(Struct):
         members = (*self.members, *self.previous_members)
         return next((one.directory_id for one in members if one.index == index), None)
 
+    def names(self, directory_id: UUID | None) -> bool:
+        """Whether that directory counts as a member by its id."""
+        return directory_id is not None and any(one.directory_id == directory_id for one in self.members)
+
     def is_member(self, index: int, directory_id: UUID | None) -> bool:
         """Whether a node with this directory (None: it shows none) counts as that member."""
         named = self.directory_of(index)

@@ -103,8 +103,8 @@ class ElectionState:
         """
         if grant.generation == self.generation:
             newest_epoch = max(self.leader_epoch, grant.epoch)
-            is_named = directory_id in {one.directory_id for one in grant.members} - {None}
-            is_unfilled = self.is_unfilled or (self.grant is None and not is_first and not is_named)
+            may_have_lost = self.grant is None and not is_first and not grant.names(directory_id)
+            is_unfilled = self.is_unfilled or may_have_lost
             return replace(self, grant=grant, leader_epoch=newest_epoch, is_unfilled=is_unfilled, is_handed_over=False)
         began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None, is_handed_over=False)
         return replace(began, grant=grant, leader_epoch=grant.epoch)

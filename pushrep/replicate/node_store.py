@@ -319,11 +319,10 @@ class KeptOutbox:
                 self.state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             if outcome is ErrorCode.NONE and (offered != kept.grant or addressed_as != kept.member):
-                is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # With its epoch, as the leader stores it: else its first request would write this file again.
                 state = kept.with_grant(offered, self.directory_id, is_first=is_first)
                 self.state_store.keep(replace(state, member=addressed_as))
-                if is_named and addressed_as not in offered.entering:
+                if offered.names(self.directory_id) and addressed_as not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()
         return outcome
