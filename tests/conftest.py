@@ -20,9 +20,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.class_archives import FORKLESS, INTERPRETED, SPARK, java_options
+from tests.support.scopes import Standstill, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
@@ -63,6 +63,7 @@ settings.register_profile("ci", **_NO_CLOCK, derandomize=True, max_examples=50)
 
 _STDERR = pytest.StashKey[int]()
 _TEARDOWN_S = 120
+_SHORT_FORM_S = 900
 
 
 class Torture(NamedTuple):
@@ -109,66 +110,16 @@ if not _TORTURE.is_long and "TMPDIR" not in os.environ and _has_room_in_memory()
 settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
 
 
-# Several processes share the work by scopes: a file, or the files that share one Spark, which takes its time to start.
-# A broker starts within seconds: each process that wants one has its own.
-_SCOPES = {
-    "tests/house/test_budget.py": "the product's text",  # which is parsed once
-    "tests/house/test_names.py": "the product's text",
-    "tests/house/test_troubles.py": "the product's text",
-    # The files that use the fixture of this name.
-    "tests/kafka/test_relay_job.py": "spark_driver",
-    "tests/kafka/test_relay_refusals.py": "spark_driver",
-    "tests/kafka/test_rights.py": "spark_driver",
-    "tests/kafka/test_source_topics.py": "spark_driver",
-    "tests/kafka/test_spark_kafka_source.py": "spark_driver",
-    "tests/kafka/test_leaderless.py": "three_brokers",
-    "tests/kafka/test_shipping_kills.py": "three_brokers",
-}
-_PROGRAMS = {  # each with a Spark of its own
-    "tests/spark/test_demo.py",
-    "tests/spark/replay/test_apply_process.py",
-}
-# In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
-# the unit tests, which fail early; between those that wait for brokers what computes. What is not named here is short,
-# and comes last.
-_ORDER = (
-    "tests/spark/replay",
-    "tests/kafka/test_demo_kafka.py",
-    "tests/unit/",
-    "tests/spark",
-    ("tests/house/", "the product's text"),
-    "spark_driver",
-    "three_brokers",
-    ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),
-    "tests/tables/",
-    "tests/integration/test_standbys.py",  # the longest of these
-    "tests/integration/",
-)
-
-
-def _scope(nodeid):
-    path = nodeid.partition("::")[0]
-    if path.startswith("tests/spark/") and path not in _PROGRAMS:
-        return path.rpartition("/")[0]
-    return _SCOPES.get(path, path)
-
-
-def _turn(scope):
-    return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
-
-
-def _directory(scope):
-    return scope.rpartition("/")[0] or "tests/kafka"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    if hasattr(config, "workerinput"):  # one process of several
-        items.sort(key=lambda item: _turn(_scope(item.nodeid)))
-
-
 def pytest_configure(config):
     config.stash[_STDERR] = os.dup(2)  # before a test's output is captured
+    if config.getoption("numprocesses", None) and not _TORTURE.is_long and not _AS_USERS & os.environ.keys():
+        config.pluginmanager.register(Standstill(3 * _SHORT_FORM_S))
+
+
+def pytest_itemcollected(item):
+    marked = item.get_closest_marker("timeout")
+    if marked and marked.args[0] > _SHORT_FORM_S and not _TORTURE.is_long:
+        item.add_marker(pytest.mark.timeout(_SHORT_FORM_S), append=False)  # the mark is for the long form
 
 
 def pytest_runtest_setup(item):
@@ -199,39 +150,6 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
-
-
-class Scopes(LoadScopeScheduling):
-    """Hands out scopes in the order of the collection."""
-
-    def __init__(self, config, log):
-        config.option.loadscopereorder = False  # that goes by the number of tests, which says little of their time
-        super().__init__(config, log)
-
-    def mark_test_complete(self, node, item_index, duration=0):
-        """A process stays in its directory while there is more of it to do in this turn: a broker that its tests share
-        rests whenever it goes to another one, and takes seconds to be woken."""
-        if self.workqueue:
-            turn, here = _turn(next(iter(self.workqueue))), _directory(next(reversed(self.assigned_work[node])))
-            near = (one for one in self.workqueue if _turn(one) == turn and _directory(one) == here)
-            self.workqueue.move_to_end(next(near, next(iter(self.workqueue))), last=False)
-        super().mark_test_complete(node, item_index, duration)
-
-    def _split_scope(self, nodeid):
-        return _scope(nodeid)
-
-    def remove_node(self, node):
-        """The test in which a process ended is reported as failed. Run again, as xdist would, it ends the next one."""
-        test = super().remove_node(node)
-        if test and (unit := self.workqueue.get(_scope(test))):
-            unit[test] = True
-            if all(unit.values()):
-                del self.workqueue[_scope(test)]
-        return test
-
-
-def pytest_xdist_make_scheduler(config, log):
-    return Scopes(config, log)
 
 
 def pytest_report_header():
