@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.scopes import SCOPES
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")
 IMPURE = {"asyncio", "os", "socket", "time"}
@@ -258,5 +260,4 @@ def test_files_that_share_a_spark_driver_are_run_by_one_process():
         for path in (ROOT / "tests" / "kafka").glob("test_*.py")
         if re.search(r"^def .*\bspark_driver[,)]", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    told = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
-    assert set(re.findall(r'"(tests/kafka/\w+\.py)": "spark_driver"', told)) == users
+    assert {path for path, scope in SCOPES.items() if scope == "spark_driver"} == users

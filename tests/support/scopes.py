@@ -13,7 +13,7 @@ import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_SCOPES = {
+SCOPES = {
     "tests/house/test_budget.py": "the product's text",  # which is parsed once
     "tests/house/test_names.py": "the product's text",
     "tests/house/test_troubles.py": "the product's text",
@@ -52,7 +52,7 @@ def _scope(nodeid):
     path = nodeid.partition("::")[0]
     if path.startswith("tests/spark/") and path not in _PROGRAMS:
         return path.rpartition("/")[0]
-    return _SCOPES.get(path, path)
+    return SCOPES.get(path, path)
 
 
 def _turn(scope):
