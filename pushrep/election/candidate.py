@@ -48,7 +48,7 @@ from pushrep.election.errors import (
     label,
 )
 from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, Takeover, are_rivals, base_of, newest_of, next_ballot
+from pushrep.election.grants import Grant, Takeover, are_rivals, base_of, may_have_lost, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader sends a heartbeat once a second: one that was in contact so recently may be alive."""
@@ -331,7 +331,7 @@ class Candidate:
                 for index, answer in self._answers.items()
                 if self.base.is_member(index, answer.directory_id)
                 and (answer.grant is None or answer.grant.generation == self.base.generation)
-                and (is_first or (answer.counts and (answer.grant is not None or index == self.index)))
+                and (is_first or (answer.counts and answer.grant is not None))
             )
         return frozenset(
             index
@@ -392,13 +392,13 @@ class Candidate:
         return why_twice(self._answers)
 
     def _nothing_was_acknowledged(self) -> bool:
-        """Whether no record can have been acknowledged: nobody has a grant, or this member, which had the newest one
-        and so holds everything unless its disk was lost, has no record of a granted epoch.
+        """Whether no record can have been acknowledged: nobody has a grant, or this member, which has the newest one
+        as its leader and so holds everything unless its disk was lost, has no record of a granted epoch.
         """
         newest = newest_of(answer.grant for answer in self._answers.values())
         if newest is None:
             return True
-        holds_all = newest.leader == self.index and not self._own.is_unfilled
+        holds_all = newest == self._own.grant and newest.leader == self.index and not self._own.is_unfilled
         return holds_all and all(
             log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
@@ -449,7 +449,10 @@ class Candidate:
         )
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        self._answers = {self.index: replace(self._own, grant=grant, highest_epoch=grant.epoch)}
+        has_lost = may_have_lost(self._own.grant, grant, self._own.directory_id, is_first=self.is_first)
+        is_unfilled = self._own.is_unfilled or has_lost
+        stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=is_unfilled)
+        self._answers = {self.index: stored}
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _is_handed_over(self, grant: Grant) -> bool:

@@ -409,6 +409,13 @@ def owner_of(epoch: int) -> int:
     return epoch % BALLOT_STRIDE
 
 
+def may_have_lost(before: Grant | None, grant: Grant, directory_id: UUID | None, *, is_first: bool) -> bool:
+    """Whether a member that stores `grant` may have lost its disk, with records and promises: it has no grant from
+    before. Unless `grant` names its directory, it counts once it was filled. is_first: nothing was ever acknowledged.
+    """
+    return before is None and not is_first and not grant.names(directory_id)
+
+
 def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
     """The grant of the greatest rank; None without any."""
     return max((one for one in grants if one is not None), key=lambda grant: grant.rank, default=None)

@@ -33,7 +33,7 @@ from pushrep.election.candidate import (
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.follower import StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, Member, OfferedGrant, judge_grant, newest_of, next_ballot
+from pushrep.election.grants import Grant, Member, OfferedGrant, judge_grant, may_have_lost, newest_of, next_ballot
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
@@ -178,7 +178,7 @@ class Election:
                 with self.state_store.lock:
                     self.state_store.keep(replace(self.state_store.kept, number=effect.leader_epoch))
             case StoreGrant():
-                self.store(effect.grant)
+                self.store(effect.grant, is_first=candidate.is_first)
             case SendGrant():
                 self._answers.asks_again = False
                 self._answers = self._round(timeout_s, candidate)  # late answers to looks are ignored
@@ -244,14 +244,16 @@ class Election:
         """Show `grant`, which is stored here, to its other members; returns the answers."""
         return self._ask_once(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant), timeout_s)
 
-    def store(self, grant: Grant) -> None:
-        """Store the grant as the newest one, durably. Raises OSError."""
+    def store(self, grant: Grant, *, is_first: bool = False) -> None:
+        """Store the grant as the newest one, durably. is_first: as `may_have_lost`'s. Raises OSError."""
         with self.state_store.lock:
             kept = self.state_store.kept
+            has_lost = may_have_lost(kept.grant, grant, self.state_store.directory_id, is_first=is_first)
             self.state_store.keep(
                 replace(
                     kept,
                     grant=grant,
+                    is_unfilled=kept.is_unfilled or has_lost,
                     leader_epoch=max(kept.leader_epoch, grant.epoch),
                     number=max(kept.number, grant.epoch),
                     log_generation=grant.generation,  # a new generation begins with its leader's logs

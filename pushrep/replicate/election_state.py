@@ -28,7 +28,7 @@ from uuid import UUID
 
 from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.errors import label
-from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover
+from pushrep.election.grants import Destination, Grant, Hold, Member, SettledList, Takeover, may_have_lost
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
@@ -96,15 +96,11 @@ class ElectionState:
 
     def with_grant(self, grant: Grant, directory_id: UUID | None, *, is_first: bool = False) -> "ElectionState":
         """The state of that directory with another's grant that `judge_grant` accepted; a new generation ends what was
-        promised for the old logs.
-
-        is_first: nothing was ever acknowledged. Else a member without a grant may have lost its disk: unless the grant
-        names the directory, it counts once it was filled.
+        promised for the old logs. is_first: as `may_have_lost`'s.
         """
         if grant.generation == self.generation:
             newest_epoch = max(self.leader_epoch, grant.epoch)
-            may_have_lost = self.grant is None and not is_first and not grant.names(directory_id)
-            is_unfilled = self.is_unfilled or may_have_lost
+            is_unfilled = self.is_unfilled or may_have_lost(self.grant, grant, directory_id, is_first=is_first)
             return replace(self, grant=grant, leader_epoch=newest_epoch, is_unfilled=is_unfilled, is_handed_over=False)
         began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None, is_handed_over=False)
         return replace(began, grant=grant, leader_epoch=grant.epoch)

@@ -62,6 +62,11 @@ def test_a_lost_disk_that_was_granted_the_lead_and_did_not_begin_it_is_no_first_
     run(35025, WORLDS["disks are lost"], 1000, skip={1, 3, 5, 7, 11, 13, 14, 16, 18})
 
 
+def test_a_lost_disk_whose_grant_another_remembers_is_no_first_leader():
+    """A member without a record shows the grant by which it led before, and something was acknowledged since."""
+    run(35084, WORLDS["disks are lost"], 1000, skip={1, 4, 7, 10, 11, 12, 15, 16})
+
+
 def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}

@@ -703,6 +703,18 @@ def test_the_first_grant_of_an_outbox():
     assert opening.on_answer(MemberAnswer(index=1, grant=opening.grant, highest_epoch=0)) == [Lead(opening.grant)]
 
 
+def test_a_leader_that_lost_its_disk_is_no_first_one_and_counts_once_it_was_filled():
+    """Another one, which never had a record, remembers its grant; what was acknowledged lies with the third."""
+    own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs={0: MemberLog(log=ends(0), high_watermark=0)})
+    opening = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
+    opening.start()
+    assert opening.on_answer(member(1, ends(0), grant())) == []
+    assert isinstance(opening.on_answer(member(2, LOG, grant()))[-1], SendGrant)
+    assert stored(opening, 1, ends(0)) == [], "itself it does not count"
+    (fetched,) = stored(opening, 2)
+    assert (fetched.member, fetched.until) == (2, EpochEnd(256, 4))
+
+
 # ---- whose directory it is
 
 DISKS = tuple(UUID(int=100 + index) for index in range(5))

@@ -22,6 +22,7 @@ from pushrep.log import LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.records import encode_batch
+from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import (
     ElectionState,
     ElectionStateStore,
@@ -32,6 +33,7 @@ from pushrep.replicate.errors import Refusal
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import KeptOutbox, NodeStore
 from pushrep.replicate.replica import DiskTrouble, ReplicaLog
+from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -252,6 +254,14 @@ def test_a_first_grant_counts_where_nothing_can_have_been_lost():
     assert not without.with_grant(grant(512), own, is_first=True).is_unfilled, "nothing was ever acknowledged"
     assert not member.with_grant(grant(512), own).is_unfilled, "it had one"
     assert replace(member, is_unfilled=True).with_grant(grant(512), own, is_first=True).is_unfilled
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_openings_own_first_grant_counts_by_the_same_rule(tmp_path, is_first):
+    """Should it end before it leads, it is a member like any other."""
+    store = ElectionStateStore(tmp_path, OUTBOX, REAL_FILESYSTEM)
+    Election(store, {}, PushSettings()).store(grant(512), is_first=is_first)
+    assert (store.kept.grant, store.kept.is_unfilled) == (grant(512), not is_first)
 
 
 def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(store):
