@@ -449,10 +449,9 @@ class Candidate:
         )
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        has_lost = may_have_lost(self._own.grant, grant, self._own.directory_id, is_first=self.is_first)
-        is_unfilled = self._own.is_unfilled or has_lost
-        stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=is_unfilled)
-        self._answers = {self.index: stored}
+        own, is_first = self._own, self.is_first
+        is_unfilled = own.is_unfilled or may_have_lost(own.grant, grant, own.directory_id, is_first=is_first)
+        self._answers = {self.index: replace(own, grant=grant, highest_epoch=epoch, is_unfilled=is_unfilled)}
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _is_handed_over(self, grant: Grant) -> bool:
@@ -520,7 +519,8 @@ class Candidate:
                 for index, answer in self._answers.items()
                 if (index in counting or (index == self.index and holds_others)) and partition in answer.logs
             ]
-            ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
+            none_has_a_log = own.granted, self.index
+            ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index), default=none_has_a_log)
             granted = without_unfenced(own.log, own.unfenced)
             if own.why_unfit is not None and (own.held_to is None or ahead < own.held_to):
                 return self._not_held(partition, own)

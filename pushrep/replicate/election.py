@@ -248,12 +248,12 @@ class Election:
         """Store the grant as the newest one, durably. is_first: as `may_have_lost`'s. Raises OSError."""
         with self.state_store.lock:
             kept = self.state_store.kept
-            has_lost = may_have_lost(kept.grant, grant, self.state_store.directory_id, is_first=is_first)
             self.state_store.keep(
                 replace(
                     kept,
                     grant=grant,
-                    is_unfilled=kept.is_unfilled or has_lost,
+                    is_unfilled=kept.is_unfilled
+                    or may_have_lost(kept.grant, grant, self.state_store.directory_id, is_first=is_first),
                     leader_epoch=max(kept.leader_epoch, grant.epoch),
                     number=max(kept.number, grant.epoch),
                     log_generation=grant.generation,  # a new generation begins with its leader's logs

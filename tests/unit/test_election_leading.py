@@ -553,6 +553,17 @@ def test_a_member_that_says_it_is_unfilled_counts_for_nothing():
     assert opening.on_answer(replace(member(1, LOG, opening.grant), is_unfilled=False)) == [Lead(opening.grant)]
 
 
+@pytest.mark.parametrize("purpose", [Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP])
+def test_an_unfilled_member_leads_with_what_it_has_where_those_that_count_have_no_log_yet(purpose):
+    """Of three in sync nothing was acknowledged, else each would have it."""
+    alone = grant(min_insync_replicas=3)
+    promotion = candidate(1, purpose, replace(member(1, ends(0), alone), is_unfilled=True), leader_alive_ms=0)
+    answer = MemberAnswer(index=2, grant=alone, highest_epoch=256)
+    effects = promotion.on_answer(answer) or promotion.on_deadline()
+    assert isinstance(effects[-1], SendGrant), effects
+    assert promotion.on_answer(replace(answer, grant=promotion.grant)) == [Lead(promotion.grant)]
+
+
 def test_a_member_that_was_not_heard_before_counts_if_it_says_that_it_is_filled():
     opening = candidate()
     opening.on_answer(member(1, LOG))
