@@ -237,16 +237,16 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    def notify_grant(self, replica: int, grants: Iterable[Grant], *, is_unfilled: bool) -> Grant | None:
+    def notify_grant(self, replica: int, grants: Sequence[Grant], *, is_unfilled: bool) -> Grant | None:
         """A member showed these grants. One of a higher generation than ours, or a rival forced beside it, ends our
-        lead; a newer one of ours puts it in doubt, and is returned.
+        lead; a newer one of ours puts it in doubt. Returns a newer one of ours: the member takes nothing from us.
 
         is_unfilled: it counts for nothing, so of our generation it deposes nobody.
         """
-        shown = [one for one in grants if not (is_unfilled and one.generation == self.grant.generation)]
-        for grant in shown:
-            self._notify_grant(replica, grant.generation, grant.epoch, grant.leader)
-        ours = (one for one in shown if one.generation == self.grant.generation)
+        ours = [one for one in grants if one.generation == self.grant.generation]
+        for grant in grants:
+            if not (is_unfilled and grant in ours):
+                self._notify_grant(replica, grant.generation, grant.epoch, grant.leader)
         return newest_of(one for one in ours if one.epoch > self.grant.epoch)
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:

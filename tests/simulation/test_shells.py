@@ -67,6 +67,11 @@ def test_a_lost_disk_whose_grant_another_remembers_is_no_first_leader():
     run(35084, WORLDS["disks are lost"], 1000, skip={1, 4, 7, 10, 11, 12, 15, 16})
 
 
+def test_an_unfilled_member_that_alone_stored_a_newer_grant_is_named_as_such():
+    """The node was just made, and its attempt to lead failed: an operator reads why it gets nothing, and ends that."""
+    run(35079, WORLDS["three, m = 3"], 1000)
+
+
 def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}
