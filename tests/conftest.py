@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.class_archives import FORKLESS, INTERPRETED, SPARK, java_options
-from tests.support.scopes import Standstill, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+from tests.scopes import Standstill, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.scopes import SCOPES
+from tests.scopes import SCOPES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")

@@ -20,7 +20,7 @@ def note(name):
 
 def run(directory, processes):
     """Run a directory's tests in so many processes; returns the ended program."""
-    options = ["-n", str(processes), "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "tests.support.scopes"]
+    options = ["-n", str(processes), "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "tests.scopes"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--rootdir", directory, "-c", "/dev/null", *options, directory],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def test_each_test_is_run_once_though_processes_end(tmp_path, processes, ends_in
 
 def test_a_run_that_stands_still_ends_with_what_each_process_does(tmp_path):
     (tmp_path / "conftest.py").write_text(
-        "from tests.support.scopes import Standstill\n"
+        "from tests.scopes import Standstill\n"
         "def pytest_configure(config):\n"
         "    if not hasattr(config, 'workerinput'):\n"
         "        config.pluginmanager.register(Standstill(10))\n"
