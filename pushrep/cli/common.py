@@ -8,19 +8,20 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any
+from typing import TypeVar
 
 import click
 
 from filtering.extras import EXTRA_OF, MissingExtra, install_command
 from pushrep.importing import PACKAGES, why_hidden
 from pushrep.status.table import table
-from pushrep.status.terminal import LogLines, say, width
+from pushrep.status.terminal import LogLines, say, show_json, width
 
+_Item = TypeVar("_Item")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -142,22 +143,18 @@ def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequenc
     say(*table(columns, rows, width()))
 
 
-def show_rows(
-    values: Iterable[object],
+def show_rows(  # noqa: PLR0913 - what of, and for whom
+    found: Iterable[_Item],
     columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    row: Callable[[_Item], Sequence[str]],
+    value: Callable[[_Item], object],
     *,
     as_json: bool,
     title: str | None = None,
 ) -> None:
-    """Print a list: the values as JSON, one a line, or their rows as a table for people."""
-    if as_json:
-        for value in values:
-            show_json(value)
-    else:
-        show_table(title, columns, rows)
-
-
-def show_json(value: Any) -> None:
-    """One JSON value on one line."""
-    say(json.dumps(value, default=str))
+    """Print a list: for people a table with a row each, or as JSON a value each, on its line as soon as it is found."""
+    if not as_json:
+        show_table(title, columns, [row(one) for one in found])
+        return
+    for one in found:
+        show_json(value(one))

@@ -81,8 +81,8 @@ def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands op
     "known by" is the source of the offsets: the running writer, the clean marker, the last state that a stopped writer
     published, or the checkpoints of the last flush. HWM is the high watermark.
     """
-    found = [replace(summarize(path), name=shown_below(directory, path)) for path in logs_at(directory)]
-    show_rows(map(asdict, found), _COLUMNS, [_row(one) for one in found], as_json=as_json)
+    found = (replace(summarize(path), name=shown_below(directory, path)) for path in logs_at(directory))
+    show_rows(found, _COLUMNS, _row, asdict, as_json=as_json)
 
 
 def _row(one: LogSummary) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from pushrep.cli.common import show_json
 from pushrep.cli.options import any_log_argument, log_path
 from pushrep.cli.record_rows import field
 from pushrep.log.dump import (
@@ -24,7 +23,7 @@ from pushrep.log.dump import (
     files_to_dump,
 )
 from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
-from pushrep.status.terminal import say
+from pushrep.status.terminal import say, show_json
 
 
 @click.command(short_help="Print batches as Kafka's tool does.")

@@ -27,7 +27,7 @@ import click
 
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.append import numbered_lines
-from pushrep.cli.common import log_at_least, parse_duration_s, show_json, stopped_by_signal
+from pushrep.cli.common import log_at_least, parse_duration_s, stopped_by_signal
 from pushrep.cli.options import (
     client_properties_option,
     copy_check_option,
@@ -73,7 +73,7 @@ from pushrep.records import HEADER_BYTES
 from pushrep.replicate.certificates import MutualTls
 from pushrep.replicate.settings import PushSettings
 from pushrep.status.table import table, time_text
-from pushrep.status.terminal import say, show_result, width
+from pushrep.status.terminal import say, show_json, show_result, width
 
 _END_S = 10.0
 _AGAIN_S = 0.05

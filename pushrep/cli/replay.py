@@ -300,7 +300,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     with client_of(where, tls) as client:
         found = client.recordings(topic, from_id=from_id, limit=limit)
     columns = ("log", "id", "start", "stable end", "state", "outbox")
-    show_rows(map(_as_dict, found), columns, [_row(one) for one in found], as_json=as_json)
+    show_rows(found, columns, _row, _as_dict, as_json=as_json)
 
 
 def _of_recording(question: str | None = None) -> Callable[[Callable[..., str]], Callable[..., None]]:

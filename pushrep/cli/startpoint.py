@@ -7,13 +7,14 @@ export                  prints startpoints as Spark's startingOffsets: startpoin
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import show_json, show_rows, show_table
+from pushrep.cli.common import show_rows, show_table
 from pushrep.cli.startpoint_export import export
 from pushrep.cli.startpoint_options import (
     Row,
@@ -34,7 +35,7 @@ from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import EventLog, ReaderState, Startpoint, StartpointRefused, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 from pushrep.status.table import count, time_text
-from pushrep.status.terminal import say, show_result
+from pushrep.status.terminal import say, show_json, show_result
 
 
 @click.command("list", short_help="List the startpoints that wait.")
@@ -61,21 +62,21 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not chosen and not as_json:
         say("no startpoints" if all_ else "no pending, applied or failed startpoints; --all shows the others")
         return
-    rows = [
-        (
-            str(written.sequence),
-            str(written.target),
-            place_text(written.startpoint),
-            states_of(event_log, written.sequence),
-            time_text(written.created_ms),
-            _expires(written),
-            written.author,
-            written.reason,
-        )
-        for written in chosen
-    ]
     columns = ("number", "for", "start at", "state", "written", "expires", "by", "reason")
-    show_rows((_as_dict(event_log, written) for written in chosen), columns, rows, as_json=as_json)
+    show_rows(chosen, columns, partial(_row, event_log), partial(_as_dict, event_log), as_json=as_json)
+
+
+def _row(event_log: EventLog, written: Written) -> tuple[str, ...]:
+    return (
+        str(written.sequence),
+        str(written.target),
+        place_text(written.startpoint),
+        states_of(event_log, written.sequence),
+        time_text(written.created_ms),
+        _expires(written),
+        written.author,
+        written.reason,
+    )
 
 
 @click.command(short_help="Show one startpoint and who has reached it.")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.common import show_json
 from pushrep.cli.startpoint_options import partitions_of, store_of, with_store
 from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import (
@@ -23,6 +22,7 @@ from pushrep.startpoints import (
     StartpointRefused,
     State,
 )
+from pushrep.status.terminal import show_json
 
 _EARLIEST, _LATEST = -2, -1
 _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATEST}

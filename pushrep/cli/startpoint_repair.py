@@ -9,7 +9,7 @@ The apply job that follows the consumer's startpoints carries it out: spark_jobs
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,7 +161,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
             "shown as its position",
             err=True,
         )
-    _show(f"{consumer} at {name}: {look.words()}", parts, as_json=as_json)
+    columns = ("partition", "log holds", "position", "rows replaced at", "rows", "read again")
+    title = f"{consumer} at {name}: {look.words()}"
+    show_rows(parts, columns, _row, PartitionRepair.as_dict, as_json=as_json, title=title)
     sequences, text = None, "dry run: nothing was written"
     if not dry_run:
         wanted = {part.partition: part.startpoint() for part in parts}
@@ -259,17 +261,12 @@ class _Look(NamedTuple):
             return
 
 
-def _show(title: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> None:
-    columns = ("partition", "log holds", "position", "rows replaced at", "rows", "read again")
-    rows = [
-        (
-            shown_partition(part.partition),
-            f"[{count(part.log_start)}, {count(part.log_end)})",
-            count(part.stood_at),
-            f"[{count(part.start)}, {count(part.rows_end)})",
-            count(part.rows),
-            count(part.read_again),
-        )
-        for part in parts
-    ]
-    show_rows((part.as_dict() for part in parts), columns, rows, as_json=as_json, title=title)
+def _row(part: PartitionRepair) -> tuple[str, ...]:
+    return (
+        shown_partition(part.partition),
+        f"[{count(part.log_start)}, {count(part.log_end)})",
+        count(part.stood_at),
+        f"[{count(part.start)}, {count(part.rows_end)})",
+        count(part.rows),
+        count(part.read_again),
+    )

@@ -32,7 +32,6 @@ from uuid import UUID
 
 import click
 
-from pushrep.cli.common import show_json
 from pushrep.cli.options import tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.checked_json import BadJsonFile, parse_json
@@ -50,7 +49,7 @@ from pushrep.replicate.node_status import NodeLog, is_node_status, log_problems
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.status import Blocks, PlaceStatus, Problem
-from pushrep.status.terminal import say, width
+from pushrep.status.terminal import say, show_json, width
 from pushrep.status.text import status_lines
 from pushrep.wire import push_messages as wire
 from pushrep.wire.error_codes import ErrorCode

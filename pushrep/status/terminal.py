@@ -47,6 +47,11 @@ def show_result(value: object, lines: Iterable[str], *, as_json: bool) -> None:
     say(*([json.dumps(value, default=str)] if as_json else lines))
 
 
+def show_json(value: object) -> None:
+    """One JSON value on one line."""
+    show_result(value, (), as_json=True)
+
+
 def width() -> int | None:
     """The columns of the terminal; None for a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -9,7 +9,7 @@ import pytest
 
 from pushrep import Outbox
 from pushrep.cli import main as cli_main
-from pushrep.cli.common import TEXT
+from pushrep.cli.common import TEXT, show_rows
 from pushrep.cli.progress import progress
 from pushrep.cli.status import look_at
 from pushrep.env.checked_json import journal_line
@@ -161,6 +161,18 @@ def test_what_the_log_says_of_others_words_is_one_line_and_so_is_each_line_of_a_
     except ValueError:
         record.exc_info = sys.exc_info()
     assert all(line.isprintable() for line in LogLines(TEXT).format(record).split("\n"))
+
+
+def test_a_list_is_printed_as_json_as_it_is_found(capsys):
+    """A directory of thousands of logs is summarised for minutes."""
+
+    def found():
+        yield 1
+        assert capsys.readouterr().out == '"of 1"\n'
+        yield 2
+
+    show_rows(found(), ("number",), lambda one: [str(one)], "of {}".format, as_json=True)
+    assert capsys.readouterr().out == '"of 2"\n'
 
 
 def test_a_note_beside_a_bar_is_no_markup_and_printable(capsys, monkeypatch):
