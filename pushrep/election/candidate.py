@@ -342,12 +342,9 @@ class Candidate:
         )
 
     def _is_first_grant(self) -> bool:
-        """Whether there was no grant before: nobody shows one, except this member's own that never led."""
+        """Whether nobody led before: nothing was acknowledged, and this member never led by a grant of its own."""
         own = self._own.grant
-        is_shown = any(answer.grant is not None for index, answer in self._answers.items() if index != self.index)
-        if is_shown or own is None:
-            return not is_shown
-        led = any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
+        led = own is not None and any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
         return not led and self._nothing_was_acknowledged()
 
     def _named(self, grant: Grant, epoch: int) -> Grant:
@@ -392,16 +389,16 @@ class Candidate:
         return why_twice(self._answers)
 
     def _nothing_was_acknowledged(self) -> bool:
-        """Whether no record can have been acknowledged: nobody has a grant, or this member, which has the newest one
-        as its leader and so holds everything unless its disk was lost, has no record of a granted epoch.
+        """Whether no record can have been acknowledged: nobody who answers has a grant; or all members answer, none
+        shows a grant for another, and this one, which may have led, has no record of a granted epoch. Had another led,
+        all that stored its grant would have lost their disks: more than may.
         """
-        newest = newest_of(answer.grant for answer in self._answers.values())
-        if newest is None:
+        own, grants = self._own, [one.grant for one in self._answers.values() if one.grant is not None]
+        if not grants:
             return True
-        holds_all = newest == self._own.grant and newest.leader == self.index and not self._own.is_unfilled
-        return holds_all and all(
-            log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
-        )
+        is_whole = own.counts and all(log.granted.end_offset == 0 for log in own.logs.values())
+        do_all_answer = own.grant is not None and self._answers.keys() >= own.grant.indexes
+        return is_whole and do_all_answer and all(grant.leader == self.index for grant in grants)
 
     def _deposes_nobody(self, answer: MemberAnswer) -> bool:
         """Of this member's generation, a directory that counts for nothing shows no leader either."""
@@ -496,8 +493,7 @@ class Candidate:
                 continue
             if (why_not := self._why_another_generation(newer)) is not None:
                 return self._refuse(why_not)
-            has_more = newer.members_epoch > self.grant.members_epoch or newer.hold_epoch > self.grant.hold_epoch
-            if newer.epoch >= self.grant.epoch or has_more:
+            if newer.epoch == self.grant.epoch or self.grant.is_refused_after(newer):
                 return self._refuse(NotLeader(newer.leader, newer.epoch))
         if self._too_few(self.grant) is not None:
             return []

@@ -299,6 +299,12 @@ class Grant(Struct):
         """The epoch of the grant that set the hold; -1 without a hold."""
         return NO_EPOCH if self.hold is None else self.hold.epoch
 
+    def is_refused_after(self, kept: "Grant") -> bool:
+        """Whether a member that keeps `kept`, of the same generation, refuses this one: it has an older epoch or member
+        list, as of a candidate that looked before the list changed, or an older hold, which a takeover would end.
+        """
+        return self.epoch < kept.epoch or self.members_epoch < kept.members_epoch or self.hold_epoch < kept.hold_epoch
+
     def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
         """The next grant, with a hold until `until_ms`; if that is `since_ms`, it ends the present hold."""
         return replace(self.renewed(epoch, self.leader), hold=Hold(epoch, since_ms, until_ms, reason))
@@ -519,12 +525,8 @@ GRANT_CHECKS: tuple[GrantCheck, ...] = (
     (ErrorCode.NOT_A_MEMBER, lambda case: case.is_strangers),
     (ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
     (
-        ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old list
-        lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
-    ),
-    (
-        ErrorCode.FENCED_LEADER_EPOCH,  # the same of a hold, which a takeover would end
-        lambda case: case.kept is not None and case.offered.hold_epoch < case.kept.hold_epoch,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        lambda case: case.kept is not None and case.offered.is_refused_after(case.kept),
     ),
     (ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
     (

@@ -239,7 +239,7 @@ class Leading:
 
     def notify_grant(self, replica: int, grants: Sequence[Grant], *, is_unfilled: bool) -> Grant | None:
         """A member showed these grants. One of a higher generation than ours, or a rival forced beside it, ends our
-        lead; a newer one of ours puts it in doubt. Returns a newer one of ours: the member takes nothing from us.
+        lead; a newer one of ours puts it in doubt. Returns one after which the member takes nothing from us.
 
         is_unfilled: it counts for nothing, so of our generation it deposes nobody.
         """
@@ -247,7 +247,7 @@ class Leading:
         for grant in grants:
             if not (is_unfilled and grant in ours):
                 self._notify_grant(replica, grant.generation, grant.epoch, grant.leader)
-        return newest_of(one for one in ours if one.epoch > self.grant.epoch)
+        return newest_of(one for one in ours if self.grant.is_refused_after(one))
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
         """A replica answered a heartbeat with another grant. If that is older, or none, the replica lost its state,
@@ -571,5 +571,6 @@ class _Driver:
 
 
 def _shows_newer(epoch: int, leader: int) -> str:
-    newer = f"shows a newer grant, of epoch {epoch} for member {leader}" if leader >= 0 else "refuses our grant as old"
+    shown = f"shows a newer grant or member list, of epoch {epoch} for member {leader}"
+    newer = shown if leader >= 0 else "refuses our grant as old"
     return f"{newer}: until it shows ours it gets nothing, and if too few others show ours, this member leads no more"

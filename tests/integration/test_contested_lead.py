@@ -54,7 +54,9 @@ class Liar:
     def wait_through_doubt(self, outbox):
         """Longer than a leader that too few confirm would lead on."""
         troubles = outbox.facts.replication.leading.troubles
-        wait_until(lambda: "shows a newer grant, of epoch" in troubles().get(1, ""), "the status says it")
+        wait_until(
+            lambda: "shows a newer grant or member list, of epoch" in troubles().get(1, ""), "the status says it"
+        )
         before = self.looks
         wait_until(lambda: self.looks >= before + LOOKS, "the leader was in doubt for long")
 

@@ -238,7 +238,7 @@ def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
         wait_until(is_filled, "it holds everything")
         found = world.kept(2)
         wait_until(lambda: not found.election_state.is_unfilled, "its node says the same")
-        assert values(found.directory) == [b"a", b"b"]
+        wait_until(lambda: values(found.directory) == [b"a", b"b"], "the newest record, too, once it is sent")
         assert not waiting.done()
         world.node(1)
         assert waiting.result(WAIT_S) == 1, "its name is in a grant that enough others stored"

@@ -571,11 +571,27 @@ def test_a_member_that_was_not_heard_before_counts_if_it_says_that_it_is_filled(
 
 
 def test_before_anything_was_acknowledged_whoever_stores_the_grant_counts():
-    """The candidate's disk has the first grant from an attempt that reached no other member."""
-    own = member(0, ends(0), grant(epoch=0), seen=0)
-    opening = candidate(own=own)
-    assert isinstance(opening.on_answer(bare(1))[-1], SendGrant)
+    """The candidate's disk has the first grant from an attempt that reached no other member: it asks all of them."""
+    opening = candidate(own=member(0, ends(0), grant(epoch=0), seen=0))
+    assert opening.on_answer(bare(1)) == [], "the silent one may have led since"
+    assert isinstance(opening.on_answer(bare(2))[-1], SendGrant)
+    assert opening.grant.members_epoch == opening.grant.epoch == 256
     assert opening.on_answer(replace(bare(1), grant=opening.grant, is_unfilled=True)) == [Lead(opening.grant)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_leader_without_records_is_no_first_one_while_a_member_is_silent(index):
+    """It made the first grant, or stored one for itself and came no further. The third may hold what another leader
+    acknowledged with it and with one whose disk was lost since.
+    """
+    own = member(index, ends(0), grant(256 + index, members_epoch=256))
+    opening = candidate(index, own=own)
+    assert opening.on_answer(bare(2)) == []
+    assert isinstance(refusal(opening.on_deadline()), TooFewMembers)
+    opening = candidate(index, own=own)
+    opening.on_answer(bare(2))
+    effects = opening.on_answer(member(1 - index, LOG, grant(256 + 1 - index, members_epoch=256)))
+    assert not opening.is_first, effects
 
 
 def test_catch_up_fetches_what_the_one_ahead_has():
