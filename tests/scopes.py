@@ -101,9 +101,10 @@ class Scopes(LoadScopeScheduling):
         asks new processes that have not collected yet."""
         if node not in self.registered_collections:
             return
-        super()._reschedule(node)
-        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+        with suppress(OSError):  # it has just ended, and `remove_node` follows
             super()._reschedule(node)
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
 
 class Standstill:

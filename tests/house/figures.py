@@ -153,8 +153,10 @@ OWNERS_OF_PUBLIC = {"self", "cls", "KafkaError"}
 """The client's documented error codes begin with an underscore where the client itself raises them."""
 
 
-OF_OTHERS = frozenset({"_create_unverified_context", "_gateway", "_gateway_client", "_jdf", "_jsc", "_jvm", "_topics"})
-"""Of ssl, pyspark and aiokafka, where those show no other way."""
+OF_OTHERS = frozenset(
+    {"_create_unverified_context", "_gateway", "_gateway_client", "_jdf", "_jsc", "_jvm", "_reschedule", "_topics"}
+)
+"""Of ssl, pyspark, aiokafka and pytest-xdist, where those show no other way."""
 
 
 def is_private(name: str) -> bool:

@@ -72,6 +72,11 @@ def test_an_unfilled_member_that_alone_stored_a_newer_grant_is_named_as_such():
     run(35079, WORLDS["three, m = 3"], 1000)
 
 
+def test_a_promotion_that_came_no_further_begins_no_list_beside_that_of_the_first_leader():
+    """Its newer list would refuse what the first leader pushes, which began sessions with it for ever."""
+    run(35092, WORLDS["page cache, processes die"], 1000, skip={10, 11, 12, 13, 14, 15})
+
+
 def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}
