@@ -11,13 +11,13 @@ only while no service has the directory: then that leader is not alive. A member
 contact.
 A member with a grant of an older generation does not count, and a candidate with one is refused: their logs are another
 history. A member without a grant does not count, because its disk may have been lost with its records and promises;
-unless nothing was ever acknowledged. A member that gets its first grant later, or begins anew in another generation,
-answers `is_unfilled` until it has been given everything. A member counts only with the directory that the grant names.
-The first grant takes the directories from the look, which waits for all members; every later grant keeps them.
-GRANTING stores epoch and grant on its own disk before anybody else sees them. A member's answer counts once it has
-stored this grant: from then on no older leader can add to the records that it showed. CATCHING_UP fetches, for every
-partition, the records that only the member ahead has, and flushes them. So the leader holds every record that m members
-held.
+unless the grant names its directory, or nothing was ever acknowledged. A member that gets its first grant later, or
+begins anew in another generation, answers `is_unfilled` until it has been given everything. A member counts only with
+the directory that the grant names. The first grant takes the directories from the look, which waits for all members;
+every later grant keeps them. GRANTING stores epoch and grant on its own disk before anybody else sees them. A member's
+answer counts once it has stored this grant: from then on no older leader can add to the records that it showed.
+CATCHING_UP fetches, for every partition, the records that only the member ahead has, and flushes them. So the leader
+holds every record that m members held.
 """
 
 from collections.abc import Callable, Mapping
@@ -331,7 +331,7 @@ class Candidate:
                 for index, answer in self._answers.items()
                 if self.base.is_member(index, answer.directory_id)
                 and (answer.grant is None or answer.grant.generation == self.base.generation)
-                and (is_first or (answer.counts and answer.grant is not None))
+                and (is_first or (answer.counts and (answer.grant or self.base.names(answer.directory_id))))
             )
         return frozenset(
             index

@@ -771,6 +771,17 @@ def test_the_first_grant_names_the_directories_that_all_showed():
     assert waits.grant.nameless == {0, 1, 2}, "not everybody could say whether it keeps such a grant"
 
 
+def test_a_member_whose_directory_the_first_grant_names_counts_though_that_did_not_reach_it():
+    """It has lost nothing since. Another directory in its place may have."""
+    own = replace(member(0, ends(0), named()), directory_id=DISKS[0])
+    assert candidate(own=own).on_answer(replace(bare(1), directory_id=DISKS[4])) == []
+    opening = candidate(own=own)
+    assert isinstance(opening.on_answer(replace(bare(1), directory_id=DISKS[1]))[-1], SendGrant)
+    assert not opening.is_first, "the silent one may have led, and another one may have lost its disk"
+    answer = replace(member(1, ends(0), opening.grant), directory_id=DISKS[1])
+    assert opening.on_answer(answer) == [Lead(opening.grant)]
+
+
 def test_a_later_grant_carries_the_directories_on_and_never_takes_them_from_a_look():
     opening = candidate(own=replace(member(0, LOG, named()), directory_id=DISKS[0]))
     other = replace(member(1, LOG, named()), directory_id=DISKS[4], is_unfilled=False)
