@@ -501,6 +501,9 @@ class _Place(NamedTuple):
             os.fchown(fd, above.st_uid, above.st_gid)
 
 
+_NOWHERE = _Place("", _BY_PATH, Path())
+
+
 class RealFile:
     """A file descriptor with pread and pwrite."""
 
@@ -586,7 +589,7 @@ class RealFile:
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            self._place = self._place._replace(held=_BY_PATH)  # else its file system could not be unmounted
+            self._place = _NOWHERE  # else its file system could not be unmounted
             os.close(fd)
 
 
@@ -777,12 +780,15 @@ def mostly_hole(size: int, missing: int) -> str:
     return f"it claims {size} bytes, {missing} of which were never written"
 
 
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # for any kind of file: no wait, no controlling terminal
+_WRITE = _READ | os.O_RDWR | os.O_NOFOLLOW
+
+
 def _open_plain(place: _Place, *, create: bool, writable: bool) -> int:
     """A descriptor of a plain file; see the module for what is refused."""
-    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # for any kind of file: no wait, no controlling terminal
-    flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
+    flags = _WRITE if writable or create else _READ
     try:
-        fd = place.open(flags | (os.O_CREAT if create else 0), 0o644)
+        fd = place.open(flags | os.O_CREAT if create else flags, 0o644)
     except OSError as error:
         _raise_in_words(error, place)
         raise  # not from itself: a cycle would keep every frame, and so the caller's objects, until the collector runs

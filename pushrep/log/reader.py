@@ -310,7 +310,8 @@ class BatchReader:
         self._filesystem, self._directory, self._log = filesystem, directory, log
         # Where the last reads ended, so that reading on from there needs no index.
         self._hints: dict[int, _Place] = {}
-        self._seals = SealChecks(filesystem, directory)
+        self.seals = SealChecks(filesystem, directory)
+        """What was compared already; its slices need not be again."""
         # The newest time of sealed segments whose time index was checked against the batches, by the segment's bounds
         # and the entry that was used.
         self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
@@ -462,7 +463,7 @@ class BatchReader:
     def forget(self) -> None:
         """Forget the remembered positions and times: the log was cut."""
         self._hints, self._newest_ms = {}, {}
-        self._seals.forget()
+        self.seals.forget()
 
     def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
         for name, offset in (("start", start), ("end", end)):
@@ -569,7 +570,7 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
-            if (why := self._seals.contradiction(place.base, file)) is not None:
+            if (why := self.seals.contradiction(place.base, file)) is not None:
                 yield Damage(place.position, place.next_offset, why)
                 return
             what = ScanRange(

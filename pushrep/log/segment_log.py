@@ -753,6 +753,7 @@ class SegmentLog(ClosedAtExit):
             self.path,
             bases=lambda fresh: writer.bases(fresh=fresh),
             epochs=lambda: writer.leader_epochs,
+            seals=self._reader.seals,
         )
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
