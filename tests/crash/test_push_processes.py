@@ -156,6 +156,7 @@ class Three:
         self.stop()
 
     def stop(self):
+        self.program.process.stdin.close()  # else another test would be blamed for what a failed one left
         for process in [*self.nodes.values(), self.program.process]:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
