@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.election.epochs import (
+    NO_EPOCH,
     EpochEnd,
     LogEnds,
     Unfenced,
@@ -48,7 +49,15 @@ from pushrep.election.errors import (
     label,
 )
 from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, Takeover, are_rivals, base_of, may_have_lost, newest_of, next_ballot
+from pushrep.election.grants import (
+    Grant,
+    Takeover,
+    are_rivals,
+    base_of,
+    may_have_lost,
+    newest_of,
+    next_ballot,
+)
 
 LEADER_ALIVE_MS = 3_000
 """A leader sends a heartbeat once a second: one that was in contact so recently may be alive."""
@@ -305,7 +314,8 @@ class Candidate:
         if self.base.too_few_to_lead(self.base.indexes - {self.index}) is None:
             return "bring back those that hold all of it, or promote another member"
         fit = self._counting() - {self.index}
-        ends = [(self._answers[index].logs[partition].granted, index) for index in fit]
+        logs = {index: self._answers[index].logs for index in fit}
+        ends = [(held[partition].granted, index) for index, held in logs.items() if partition in held]
         why = "no quorum leads without this member"
         if not ends:
             return f"{why}: start the others, one of which has to go on"
@@ -331,7 +341,7 @@ class Candidate:
                 for index, answer in self._answers.items()
                 if self.base.is_member(index, answer.directory_id)
                 and (answer.grant is None or answer.grant.generation == self.base.generation)
-                and (is_first or (answer.counts and (answer.grant or self.base.names(answer.directory_id))))
+                and (is_first or (answer.counts and (answer.grant or self._was_never_granted(answer))))
             )
         return frozenset(
             index
@@ -341,11 +351,20 @@ class Candidate:
             and (self.is_first or answer.counts)
         )
 
+    def _was_never_granted(self, answer: MemberAnswer) -> bool:
+        """Whether a member without a grant has lost nothing: the grant names its directory, which has no record. A new
+        generation is new to whoever enters it.
+        """
+        is_empty = not any(log.log.log_end_offset for log in answer.logs.values())
+        return is_empty and not self.base.generation and self.base.names(answer.directory_id)
+
     def _is_first_grant(self) -> bool:
-        """Whether nobody led before: nothing was acknowledged, and this member never led by a grant of its own."""
-        own = self._own.grant
-        led = own is not None and any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
-        return not led and self._nothing_was_acknowledged()
+        """Whether nobody led before: nobody else shows a grant, and this member never led by its own."""
+        own, grants = self._own.grant, [one.grant for one in self._answers.values() if one.grant is not None]
+        if own is None or len(grants) > 1:
+            return not grants
+        led = any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
+        return not led and not own.previous_members and self._nothing_was_acknowledged()
 
     def _named(self, grant: Grant, epoch: int) -> Grant:
         """The first grant, with the directories of all members, unless one shows none."""
@@ -389,16 +408,20 @@ class Candidate:
         return why_twice(self._answers)
 
     def _nothing_was_acknowledged(self) -> bool:
-        """Whether no record can have been acknowledged: nobody who answers has a grant; or all members answer, none
-        shows a grant for another, and this one, which may have led, has no record of a granted epoch. Had another led,
-        all that stored its grant would have lost their disks: more than may.
+        """Whether no record can have been acknowledged: nobody who answers has a grant; or all members answer, and none
+        has a record. This one may have records from before its first grant. What was acknowledged lies on m members,
+        and fewer than m disks may be lost.
         """
-        own, grants = self._own, [one.grant for one in self._answers.values() if one.grant is not None]
-        if not grants:
+        own, grant = self._own, self._own.grant
+        if all(answer.grant is None for answer in self._answers.values()):
             return True
-        is_whole = own.counts and all(log.granted.end_offset == 0 for log in own.logs.values())
-        do_all_answer = own.grant is not None and self._answers.keys() >= own.grant.indexes
-        return is_whole and do_all_answer and all(grant.leader == self.index for grant in grants)
+        if grant is None or not own.counts or not self._answers.keys() >= grant.indexes | self.base.indexes:
+            return False
+        before = NO_EPOCH if grant.lists or grant.previous_members or grant.generation else grant.members_epoch
+        others = [log for one in self._answers.values() if one is not own for log in one.logs.values()]
+        return all(log.granted.end_offset == 0 or log.granted.epoch < before for log in own.logs.values()) and not any(
+            log.log.log_end_offset or log.why_unfit for log in others
+        )
 
     def _deposes_nobody(self, answer: MemberAnswer) -> bool:
         """Of this member's generation, a directory that counts for nothing shows no leader either."""

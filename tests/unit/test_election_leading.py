@@ -553,6 +553,60 @@ def test_a_member_that_says_it_is_unfilled_counts_for_nothing():
     assert opening.on_answer(replace(member(1, LOG, opening.grant), is_unfilled=False)) == [Lead(opening.grant)]
 
 
+def test_who_fetched_nothing_by_its_own_grant_takes_no_answer_for_the_first_one():
+    """1 led and had a record acknowledged with 2. Its disk was lost. 0 was promoted, both stored that, and it came no
+    further than its first fetch: whoever answers shows a grant for 0, or none, and 2 shows the record.
+    """
+    own, third = member(0, ends(0), grant(512, members_epoch=0)), member(2, ends(4, (257, 0)), grant(512))
+    for lost in (bare(1), replace(bare(1), grant=own.grant, is_unfilled=True)):
+        opening = candidate(own=own)
+        assert opening.on_answer(lost) == []
+        assert isinstance(opening.on_answer(third)[-1], SendGrant)
+        assert opening.on_answer(replace(lost, grant=opening.grant, is_unfilled=True)) == []
+        (fetched,) = stored(opening, 2, ends(4, (257, 0)))
+        assert fetched.until == EpochEnd(257, 4)
+
+
+def test_records_from_before_the_first_grant_are_no_acknowledged_ones():
+    """An outbox got members, and its first grant lies on its own disk alone."""
+    own = member(0, ends(9, (0, 0)), grant(256, members_epoch=256))
+    opening = candidate(own=own)
+    assert opening.on_answer(bare(1)) == [], "the silent one may have led since"
+    assert isinstance(opening.on_answer(bare(2))[-1], SendGrant)
+    assert opening.is_first
+    led = candidate(own=member(0, ends(9, (0, 0), (256, 9)), grant(512, members_epoch=256)))
+    assert led.on_answer(bare(1)) == led.on_answer(bare(2)) == [], "one of them may hold what was appended since"
+
+
+def test_a_list_that_is_changed_is_no_first_one():
+    joint = grant(0).with_members(512, tuple(Member(index) for index in range(4)))
+    own = replace(member(0, ends(0, (256, 0)), joint), directory_id=DISKS[0])
+    opening = Candidate(0, Purpose.OPEN, own)
+    opening.start()
+    for index in (1, 2, 3):
+        opening.on_answer(replace(bare(index), directory_id=DISKS[index]))
+    assert opening.grant.previous_members
+    assert not opening.grant.entering, "nobody has another directory"
+
+
+def test_a_change_is_made_though_nothing_was_acknowledged():
+    """Another member has the first grant already; a raised PID epoch has to reach it before a record does."""
+    first = grant(0, members=2, m=1)
+    own = member(0, ends(0), first, seen=0)
+    opening = Candidate(0, Purpose.OPEN, own, change=lambda base, epoch: replace(base.renewed(epoch, 0), pid_epoch=1))
+    opening.start()
+    opening.on_answer(member(1, ends(0), first, seen=0))
+    assert opening.grant.pid_epoch == 1
+
+
+def test_what_an_operator_can_do_is_said_though_a_member_has_no_log_yet():
+    two = grant(members=2, m=1)
+    opening = Candidate(0, Purpose.OPEN, member(0, ends(1, (0, 0)), two, is_damaged=True, held_to=EpochEnd(256, 4)))
+    opening.start()
+    opening.on_answer(MemberAnswer(index=1, grant=two, highest_epoch=256))
+    assert isinstance(refusal(opening.on_deadline()), LogNotFit)
+
+
 @pytest.mark.parametrize("purpose", [Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP])
 def test_an_unfilled_member_leads_with_what_it_has_where_those_that_count_have_no_log_yet(purpose):
     """Of three in sync nothing was acknowledged, else each would have it."""
@@ -780,6 +834,10 @@ def test_a_member_whose_directory_the_first_grant_names_counts_though_that_did_n
     assert not opening.is_first, "the silent one may have led, and another one may have lost its disk"
     answer = replace(member(1, ends(0), opening.grant), directory_id=DISKS[1])
     assert opening.on_answer(answer) == [Lead(opening.grant)]
+    log = replace(member(1, ends(1), own.grant), grant=None, directory_id=DISKS[1])
+    assert candidate(own=own).on_answer(log) == [], "it has a record and no grant: it lost its promises"
+    forced = replace(own, grant=replace(own.grant, generation=FIRST), generation=FIRST)
+    assert candidate(own=forced).on_answer(replace(bare(1), directory_id=DISKS[1])) == [], "it would be unfilled there"
 
 
 def test_a_later_grant_carries_the_directories_on_and_never_takes_them_from_a_look():
@@ -880,7 +938,11 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
 def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
     own = of_generation(1, FIRST).grant
     assert too_few(own, 1, {2: of_generation(2, FIRST)}) is None
-    assert too_few(own, 1, {2: replace(of_generation(2, FIRST), grant=None)}) is None
+    without = replace(of_generation(2, FIRST), grant=None)
+    assert too_few(own, 1, {2: without}).needed == 2, (
+        "a candidate would not count it either: the silent one may have led"
+    )
+    assert too_few(own, 1, {0: of_generation(0, 0), 2: without}) is None, "a candidate can tell"
     assert (too_few(own, 1, {2: of_generation(2, 0)}).answered, too_few(own, 1, {}).needed) == (1, 2)
 
 
