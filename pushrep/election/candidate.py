@@ -455,12 +455,9 @@ class Candidate:
             return self._refuse(is_held)
         self.is_first = self._nothing_was_acknowledged()
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
+        grant = self.base.renewed(epoch, self.index) if self._change is None else self._change(self.base, epoch)
         if is_first_grant:
-            grant = self._named(replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index), epoch)
-        elif self._change is not None:
-            grant = self._change(self.base, epoch)
-        else:
-            grant = self.base.renewed(epoch, self.index)
+            grant = self._named(replace(grant, members_epoch=epoch), epoch)
         if self._standby is not None and self._was_led_by_another and not self._is_handed_over(self.base):
             grant = replace(grant, takeover=Takeover(epoch, self._standby.wall_ms))
         shown = self._answers.items()

@@ -299,7 +299,7 @@ class Replication:
             self._check_not_closing()
             grant, looked = self._ask_members(DURATION_MAX_S if wait_s is None else max(wait_s, _UNASKED_WAIT_S))
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
-            refusal = too_few(grant, self._identity.member, found) or self.why_not_leading()
+            refusal = too_few(grant, self._election.own(), found) or self.why_not_leading()
             if refusal is not None:
                 raise refusal
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
@@ -763,7 +763,7 @@ class Replication:
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
         )
-        self.too_few = too_few(grant, self._identity.member, found)
+        self.too_few = too_few(grant, self._election.own(), found)
         is_enough = is_led_by_another or self.too_few is None
         if self._stop.is_set() or not is_enough:
             return False

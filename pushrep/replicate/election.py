@@ -372,17 +372,17 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
         one.begin_epochs([(log, epoch, log.log_end_offset) for log in logs])
 
 
-def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
-    """Why these answers and this member are not enough to lead; None if they are, or only a candidate can tell: one
-    without a grant may count if all answer.
+def too_few(grant: Grant, own: MemberAnswer, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
+    """Why these answers and this member are not enough to lead; None if they are, or only a candidate can tell: members
+    without a grant may count if this one has none either, or if all answer.
     """
-    do_all_answer = found.keys() >= grant.indexes - {own}
+    may_count = own.grant is None or found.keys() >= grant.indexes - {own.index}
     members = (
         one
         for one in found.values()
         if one.counts
         and grant.is_member(one.index, one.directory_id)
         and (grant if one.grant is None else one.grant).generation == grant.generation
-        and (one.grant is not None or do_all_answer or grant.names(one.directory_id))
+        and (one.grant is not None or may_count or grant.names(one.directory_id))
     )
-    return grant.too_few_to_lead({own, *(one.index for one in members)})
+    return grant.too_few_to_lead({own.index, *(one.index for one in members)})

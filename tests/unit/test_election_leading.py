@@ -936,14 +936,13 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
 
 
 def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
-    own = of_generation(1, FIRST).grant
-    assert too_few(own, 1, {2: of_generation(2, FIRST)}) is None
-    without = replace(of_generation(2, FIRST), grant=None)
-    assert too_few(own, 1, {2: without}).needed == 2, (
-        "a candidate would not count it either: the silent one may have led"
-    )
-    assert too_few(own, 1, {0: of_generation(0, 0), 2: without}) is None, "a candidate can tell"
-    assert (too_few(own, 1, {2: of_generation(2, 0)}).answered, too_few(own, 1, {}).needed) == (1, 2)
+    own, another = of_generation(1, FIRST), of_generation(2, FIRST)
+    without, older = replace(another, grant=None), of_generation(2, 0)
+    assert too_few(own.grant, own, {2: another}) is None
+    assert too_few(own.grant, own, {2: without}).needed == 2, "the silent one may have led"
+    assert too_few(own.grant, own, {0: of_generation(0, 0), 2: without}) is None, "a candidate can tell"
+    assert too_few(own.grant, replace(own, grant=None), {2: without}) is None, "nobody has one"
+    assert (too_few(own.grant, own, {2: older}).answered, too_few(own.grant, own, {}).needed) == (1, 2)
 
 
 @pytest.mark.parametrize("purpose", Purpose)
