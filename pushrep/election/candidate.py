@@ -29,7 +29,6 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.election.epochs import (
-    NO_EPOCH,
     EpochEnd,
     LogEnds,
     Unfenced,
@@ -409,19 +408,14 @@ class Candidate:
 
     def _nothing_was_acknowledged(self) -> bool:
         """Whether no record can have been acknowledged: nobody who answers has a grant; or all members answer, and none
-        has a record. This one may have records from before its first grant. What was acknowledged lies on m members,
-        and fewer than m disks may be lost.
+        has a record of a granted epoch. What was acknowledged lies on m members, and fewer than m disks may be lost.
         """
-        own, grant = self._own, self._own.grant
-        if all(answer.grant is None for answer in self._answers.values()):
+        answers = self._answers.values()
+        if all(answer.grant is None for answer in answers):
             return True
-        if grant is None or not own.counts or not self._answers.keys() >= grant.indexes | self.base.indexes:
-            return False
-        before = NO_EPOCH if grant.lists or grant.previous_members or grant.generation else grant.members_epoch
-        others = [log for one in self._answers.values() if one is not own for log in one.logs.values()]
-        return all(log.granted.end_offset == 0 or log.granted.epoch < before for log in own.logs.values()) and not any(
-            log.log.log_end_offset or log.why_unfit for log in others
-        )
+        logs = [log for answer in answers for log in answer.logs.values()]
+        are_empty = all(log.why_unfit is None and log.granted.end_offset == 0 for log in logs)
+        return are_empty and self._answers.keys() >= self.base.indexes
 
     def _deposes_nobody(self, answer: MemberAnswer) -> bool:
         """Of this member's generation, a directory that counts for nothing shows no leader either."""

@@ -974,7 +974,7 @@ def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):
         assert outbox.facts.replication.grant.epoch == epoch
         code, _, errors = pushrep("promote", three.directory(1), "--timeout-s", "5", "--accept-loss", "--depose")
         assert code == 0, errors
-        with pytest.raises((NotLeader, DeliveryFailed)):
+        with pytest.raises((NotLeader, DeliveryFailed, NotEnoughReplicas)):
             outbox.append(0, b"deposed").result(WAIT_S)
     assert values(three.directory(1))[at] == b"still"
 
