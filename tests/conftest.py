@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,11 +34,20 @@ _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s -Dspark.sql.strea
 # where the archive still fits. Long forms, object stores and other releases of Spark have what users have.
 _local_files = Path(__file__).parents[1] / ".cache" / "spark-kafka" / "libs" / "hadoop-bare-naked-local-fs-0.1.0.jar"
 _AS_USERS = {"PUSHREP_TORTURE", "PUSHREP_SPARK_PYTHONS", "PUSHREP_STORES_JARS"}
+_sockets = None
 if _local_files.exists() and not _AS_USERS & os.environ.keys():
     os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_local_files))
     _SPARK_WAITS += " -Dspark.hadoop.fs.file.impl=com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
     _SPARK_WAITS += f" {FORKLESS}"
+    # Of its own Spark's JVM listens at a free port for one connection, that of its Python process. A client of another
+    # test that still asks for a server which is gone may get that port, and be the one. Files of the system have no
+    # such strangers; they are not below TMPDIR, because a socket's path has 107 characters at most.
+    if "JDK_JAVA_OPTIONS" not in os.environ:
+        _sockets = tempfile.mkdtemp(prefix="pushrep-", dir="/tmp")
+        _SPARK_WAITS += " -Dspark.python.unix.domain.socket.enabled=true"
+        _SPARK_WAITS += f" -Dspark.python.unix.domain.socket.dir={_sockets}"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
+os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")  # for how long Python waits for Spark
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
 os.environ["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every test's `pushrep` is a fork of the same
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS} {INTERPRETED}")
@@ -116,6 +126,11 @@ def pytest_configure(config):
     config.stash[_STDERR] = os.dup(2)  # before a test's output is captured
     if config.getoption("numprocesses", None) and _IS_SHORT:
         config.pluginmanager.register(Standstill(3 * _SHORT_FORM_S))
+
+
+def pytest_unconfigure():
+    if _sockets:
+        shutil.rmtree(_sockets, ignore_errors=True)
 
 
 def pytest_itemcollected(item):

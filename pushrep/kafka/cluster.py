@@ -371,8 +371,9 @@ class Cluster:
 
     async def close(self) -> None:
         """Close every connection, and wait a moment for that."""
-        for task in self._connecting.values():
+        for task in (connecting := list(self._connecting.values())):
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)  # one may be connected already: then it is kept
         for node in list(self._connections):
             self.drop(node)
         if self._left:
@@ -413,10 +414,8 @@ class Cluster:
         finally:
             for one in asking:
                 one.cancel()
-        for error in failures:
-            if isinstance(error, AnotherCluster):
-                raise error
-        raise KafkaUnreachable(repr(failures[-1]) if failures else "no broker is known")
+        unreachable = KafkaUnreachable(repr(failures[-1]) if failures else "no broker is known")
+        raise next((one for one in failures if isinstance(one, AnotherCluster)), unreachable)
 
     def _asks(self, request: Any) -> Iterator[Callable[[], Awaitable[Any]]]:
         """The known brokers, those that keep others waiting last; then the addresses that the destination names."""

@@ -345,8 +345,14 @@ class SimulatedBrokers:
                 one.mark(held.producer_id, held.epoch)
 
     def disconnect(self) -> None:
-        """Every connection breaks."""
-        self._loop.call_soon_threadsafe(lambda: [one.transport.abort() for one in self._open])
+        """Every connection breaks; on return nothing that was sent over them is still read."""
+        asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result(60)
+
+    async def _disconnect(self) -> None:
+        open_now = dict(self._open)
+        for writer in open_now:
+            writer.transport.abort()
+        await asyncio.gather(*open_now.values())
 
     # -- the server ----------------------------------------------------------------------------------------------------
 

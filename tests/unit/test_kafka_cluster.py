@@ -144,6 +144,25 @@ def test_a_broker_that_does_not_answer_in_time_gets_another_connection(brokers, 
     asked(ask, request_timeout_ms=50)
 
 
+def test_a_connection_that_is_made_while_the_cluster_closes_is_closed_too(asked, monkeypatch):
+    closing, made, connect = [], [], module.Connection.connect
+
+    async def then_close(self):
+        found = await connect(self)
+        made.append(self)
+        closing.append(asyncio.ensure_future(closing.pop().close()))  # in the next turn of the loop: all is connected
+        return found
+
+    async def ask(cluster):
+        closing.append(cluster)
+        monkeypatch.setattr(module.Connection, "connect", then_close)
+        await cluster.connection(1)
+        await closing[0]
+        assert [one.connected() for one in made] == [False]
+
+    asked(ask)
+
+
 def test_what_a_broker_is_waited_for_is_told_until_it_answers():
     async def wait():
         cluster = Cluster(KafkaDestination(bootstrap_servers="b:1"), "orders", KnownBrokers(addresses={1: ("b", 9)}))

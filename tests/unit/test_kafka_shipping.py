@@ -32,7 +32,9 @@ from pushrep.kafka import (
     sink_state,
 )
 from pushrep.kafka.answers import AnswerReaction, Code, reaction_to
+from pushrep.kafka.cluster import Connection
 from pushrep.kafka.progress import read_progress
+from pushrep.kafka.requests import ProduceBatches
 from pushrep.kafka.source import ShippedPartition
 from pushrep.outbox import rebase
 from tests.support.spans import Spans, ids_of
@@ -302,45 +304,73 @@ def rounds(monkeypatch):
     return made
 
 
-def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_five(brokers, opened, monkeypatch, rounds):
-    """Five requests are on the way at most, and the first over a new connection is answered before the next one."""
-    arrived = []
+@pytest.fixture
+def requests(monkeypatch):
+    """What is sent and answered, in this order, as (word, connection, partition)."""
+    made, send = [], Connection.send_in_parts
+
+    class Request(ProduceBatches):
+        def __init__(self, topic, topic_id, batches, timeout_ms):
+            super().__init__(topic, topic_id, batches, timeout_ms)
+            self.partitions = list(batches)
+
+    def note(connection, request):
+        answer = send(connection, request)
+        places = [(connection, partition) for partition in request.partitions]
+        made.extend(("sent", *place) for place in places)
+
+        async def answered():
+            try:
+                return await answer
+            finally:
+                made.extend(("answered", *place) for place in places)
+
+        return answered()
+
+    monkeypatch.setattr(Connection, "send_in_parts", note)
+    monkeypatch.setattr(sink_session, "ProduceBatches", Request)
+    return made
+
+
+def test_each_partition_gets_its_turn_and_no_more_requests_wait_than_five(
+    brokers, opened, monkeypatch, rounds, requests
+):
+    """Five requests are on the way at most; a partition's first over a new connection is answered before its next."""
     monkeypatch.setattr(sink_session, "_REQUEST_BYTES", 1)  # a batch a request
     brokers.topic += [SimulatedPartition() for _ in range(6)]
-    for number, one in enumerate(brokers.topic):
+    for one in brokers.topic:
         one.leader = 1
-        one.append = lambda data, number=number, append=one.append: (arrived.append(number), append(data))[1]
 
     def fill_often(outbox, word):
         for n in range(6):
             fill(outbox, f"{word}{n}")
             outbox.flush()
 
-    def waits_for_answers():
-        brokers.faults[PRODUCE] += [SILENT]
-        arrived.clear()
-        fill_often(outbox, "b")
-        until(lambda: arrived, "they are sent")
-        at = len(rounds)
-        until(lambda: len(rounds) > at + 80, "there was time for more")
-        return list(arrived)
+    def waiting():
+        words = [word for word, *_ in requests]
+        return words.count("sent") - words.count("answered")
 
     brokers.down = {1, 2}
     with opened(8, fence="off", config=AT_ONCE) as outbox:
         fill_often(outbox, "a")
         brokers.down = set()
         outbox.wait_shipped(WAIT_S)
-        assert set(arrived[:16]) == set(range(8)), "who came first does not come first again"
-        sent = waits_for_answers()
-        assert len(sent) == len(set(sent)) == 5
-        brokers.disconnect()
-        outbox.wait_shipped(WAIT_S)
-        brokers.disconnect()
-        sent = waits_for_answers()
-        assert len(sent) == len(set(sent)) == 5
-        brokers.disconnect()
-        outbox.wait_shipped(WAIT_S)
+        turns = [partition for word, _, partition in requests if word == "sent"]
+        assert set(turns[:16]) == set(range(8)), "who came first does not come first again"
+        for word in ("b", "c"):
+            brokers.faults[PRODUCE] += [SILENT]
+            fill_often(outbox, word)
+            until(lambda: waiting() == 5, "five are on the way")
+            rounds.clear()
+            until(lambda: len(rounds) > 80, "there was time for more")
+            assert waiting() == 5
+            brokers.disconnect()
+            outbox.wait_shipped(WAIT_S)
         assert check(brokers, outbox) == 0
+    places = {one[1:] for one in requests}
+    assert len({connection for connection, _ in places}) == 3
+    for place in places:
+        assert [word for word, *where in requests if tuple(where) == place][:2] == ["sent", "answered"]
 
 
 @pytest.mark.parametrize(("idle_ms", "at_once"), [(3_600_000, 5), (0, 1)])
@@ -357,7 +387,7 @@ def test_after_a_silence_the_first_batch_is_answered_before_the_next(
         for n in range(7):
             fill(outbox, f"b{n}")
             outbox.flush()
-        until(lambda: brokers.asked.count(PRODUCE) > before, "it is sent")
+        until(lambda: brokers.asked.count(PRODUCE) >= before + at_once, "it is sent")
         at = len(rounds)
         until(lambda: len(rounds) > at + 20, "there was time for more")
         assert brokers.asked.count(PRODUCE) == before + at_once
