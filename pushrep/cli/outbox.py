@@ -12,6 +12,7 @@ COMMAND ends by itself ─▶ this process ends with the same exit code
 """
 
 import logging
+import math
 import os
 import subprocess
 import threading
@@ -750,7 +751,7 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     destination = destination_by_options(bootstrap_servers, topic, config, on_refused)
     places = outboxes_at(directory)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     for place in places:
         try:
             found = _ship_one(place, destination, topic, deadline, copy_check=copy_check)
@@ -759,6 +760,8 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
                 raise
             say(f"{place.name}: skipped, process {error.pid} has it open", err=True)
             continue
+        except ShippingTimeout as error:
+            raise ShippingTimeout(timeout_s or 0.0, error.records, error.reason) from None
         slot, name = ({}, "") if place == directory else ({"slot": place.name}, f"{place.name}: ")
         text = f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s"
         show_result(slot | found, [text], as_json=as_json)
@@ -768,22 +771,20 @@ def _ship_one(
     directory: Path,
     destination: KafkaDestination,
     topic: str | None,
-    deadline: float | None,
+    deadline: float,
     *,
     copy_check: bool,
 ) -> dict[str, Any]:
     identity = identity_in(REAL_FILESYSTEM, directory)
     known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, ShippingProgress()).partitions
     started = time.monotonic()
-    timeout_s = None if deadline is None else max(0.0, deadline - started)
-    wait_s = destination.request_timeout_ms / 1000
+    wait_s = min(destination.request_timeout_ms / 1000, max(0.0, deadline - started))
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
         carrier=identity.carrier, kafka=destination,
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
         config=OutboxConfig(
-            create=False, log_config=LogConfig(batch_bytes=1), copy_check=copy_check,
-            open_timeout_s=wait_s if timeout_s is None else min(wait_s, timeout_s),
+            create=False, log_config=LogConfig(batch_bytes=1), copy_check=copy_check, open_timeout_s=wait_s,
         ),
     ) as outbox:  # fmt: skip
         name = next(name for name in outbox.lag() if name.startswith("kafka:"))
@@ -792,24 +793,23 @@ def _ship_one(
             log.log_end_offset - (known[n].acknowledged if n in known else log.log_start_offset)
             for n, log in enumerate(logs)
         )
-        _wait(outbox, name, shipped, timeout_s, deadline)
+        _wait(outbox, name, shipped, deadline)
         ends = [log.log_end_offset for log in logs]
     seconds = round(time.monotonic() - started, 3)
     return {"topic": name.removeprefix("kafka:"), "shipped": shipped, "log_end_offsets": ends, "seconds": seconds}
 
 
-def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:
+def _wait(outbox: Outbox, name: str, records: int, deadline: float) -> None:
     """Wait until all is acknowledged, with a progress bar on a terminal. Raises ShippingTimeout after the deadline."""
     with progress("shipping", records, unit="records") as show:
         while True:
-            left = _LOOK_S if deadline is None else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
             try:
-                outbox.wait_shipped(left)
-            except ShippingTimeout as error:
+                outbox.wait_shipped(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            except ShippingTimeout:
                 lag = _lag(outbox, name)
                 show(records - lag.records, note=lag.trouble or "")
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise ShippingTimeout(timeout_s or 0.0, error.records, error.reason) from None
+                if time.monotonic() >= deadline:
+                    raise
                 continue
             return
 

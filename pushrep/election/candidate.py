@@ -287,6 +287,11 @@ class Candidate:
         assert too_few is not None, "enough that count would have led on"
         return self._refuse(too_few)
 
+    def too_few_with(self, answers: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
+        """Why it would have too few if it got these answers to its look and no more; None if they are enough."""
+        self._answers |= answers
+        return self._too_few(self.base)
+
     def _too_few(self, grant: Grant) -> TooFewMembers | None:
         counting = self._counting()
         return grant.too_few_to_lead(counting) if self._standby is None else grant.too_few_to_take_over(counting)

@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
-from pushrep.election.candidate import LEADER_ALIVE_MS, MemberAnswer, Purpose
+from pushrep.election.candidate import LEADER_ALIVE_MS, Candidate, MemberAnswer, Purpose
 from pushrep.election.errors import NotLeader, TooFewMembers
 from pushrep.election.grants import Grant, Member, are_rivals, hold_of, newest_of, next_ballot
 from pushrep.election.leader import PartitionLeader
@@ -41,7 +41,7 @@ from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.replay.node_connection import NodeUnreachable
-from pushrep.replicate.election import Change, Election, too_few
+from pushrep.replicate.election import Change, Election
 from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
 from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.leading import Leading
@@ -299,7 +299,7 @@ class Replication:
             self._check_not_closing()
             grant, looked = self._ask_members(DURATION_MAX_S if wait_s is None else max(wait_s, _UNASKED_WAIT_S))
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
-            refusal = too_few(grant, self._election.own(), found) or self.why_not_leading()
+            refusal = self._too_few(grant, found) or self.why_not_leading()
             if refusal is not None:
                 raise refusal
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
@@ -763,7 +763,7 @@ class Replication:
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
         )
-        self.too_few = too_few(grant, self._election.own(), found)
+        self.too_few = self._too_few(grant, found)
         is_enough = is_led_by_another or self.too_few is None
         if self._stop.is_set() or not is_enough:
             return False
@@ -779,6 +779,10 @@ class Replication:
             _LOG.info("%s: it can't lead yet: %s", self.directory, error)
             return False
         return True
+
+    def _too_few(self, first: Grant, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
+        """Why an election by these answers would have too few; None if they are enough. first: where nobody has one."""
+        return Candidate(self._election.index, Purpose.OPEN, self._election.own(), first=first).too_few_with(found)
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
         """With ALL wait until enough members are in sync to append, another leads, or `wait_s` is over."""

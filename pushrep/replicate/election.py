@@ -31,7 +31,7 @@ from pushrep.election.candidate import (
     StandbyElection,
 )
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
-from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.election.errors import LogNotFit, NotAhead, NotLeader
 from pushrep.election.follower import StoreEpoch, StoreGrant
 from pushrep.election.grants import Grant, Member, OfferedGrant, judge_grant, may_have_lost, newest_of, next_ballot
 from pushrep.env import SYSTEM_CLOCK, Clock
@@ -370,19 +370,3 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
         # Else thousands of new logs would each have a checkpoint written within a second.
         one.run_beside_others([log.flush for log in logs if log.log_end_offset])
         one.begin_epochs([(log, epoch, log.log_end_offset) for log in logs])
-
-
-def too_few(grant: Grant, own: MemberAnswer, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
-    """Why these answers and this member are not enough to lead; None if they are, or only a candidate can tell: members
-    without a grant may count if this one has none either, or if all answer.
-    """
-    may_count = own.grant is None or found.keys() >= grant.indexes - {own.index}
-    members = (
-        one
-        for one in found.values()
-        if one.counts
-        and grant.is_member(one.index, one.directory_id)
-        and (grant if one.grant is None else one.grant).generation == grant.generation
-        and (one.grant is not None or may_count or grant.names(one.directory_id))
-    )
-    return grant.too_few_to_lead({own.index, *(one.index for one in members)})

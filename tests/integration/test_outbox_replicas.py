@@ -104,6 +104,18 @@ def test_a_receipt_with_all_says_that_enough_members_hold_the_record(world, dura
         assert outbox.last_metadata(outbox.pid, 0) == 2049
 
 
+def offset_of(outbox, partition, value):
+    """The offset of a record that is appended; None if it was refused, and is not in the log."""
+    try:
+        return outbox.append(partition, value).result(WAIT_S)
+    except (LogStopped, NotEnoughReplicas):
+        return None
+    except DeliveryFailed as error:
+        if error.may_be_delivered:
+            raise
+        return None
+
+
 def test_too_few_in_sync_refuse_new_records_by_name_and_take_them_when_they_are_back(world):
     world.node(1)
     world.node(2)
@@ -406,14 +418,9 @@ def test_acknowledged_records_that_the_leaders_disk_lost_come_back_from_a_member
                 outbox.log(partition).flush()
         disk.fails = False
 
-        def offset(partition):
-            try:
-                return outbox.append(partition, b"after").result(WAIT_S)
-            except (LogStopped, NotEnoughReplicas):
-                return None
-
         for partition in range(3):
-            wait_until(lambda partition=partition: offset(partition) == 3, "it goes on behind what members hold")
+            after = partial(offset_of, outbox, partition, b"after")
+            wait_until(lambda after=after: after() == 3, "it goes on behind what members hold")
             assert [record.value for record in outbox.log(partition).records(0)] == [b"0", b"1", b"2", b"after"]
         outbox.flush()  # nothing was lost
         wait_for_all(outbox)
@@ -442,8 +449,7 @@ def test_threads_that_can_not_start_are_started_later(world, monkeypatch):
         world.nodes[1].stop()
         world.node(1)
         wait_until(lambda: len(refused) == 2, "it connects anew")
-        wait_for_all(outbox)
-        assert outbox.append(0, b"taken, too").result(WAIT_S) == 1
+        wait_until(lambda: offset_of(outbox, 0, b"taken, too") == 1, "it is in sync again")
     assert set(refused) == {"pushrep-sessions-1", "pushrep-connect-1"}
 
 

@@ -303,7 +303,10 @@ class World:
 @pytest.mark.parametrize("count", [3, 5])
 def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, steps_clocks, torture):
     takeovers = handed_over = 0
-    for number in range(torture.count(4, 500)):
+    worlds = torture.count(4, 500)
+    for number in range(3 * worlds):  # few worlds may have no handover by chance
+        if number >= worlds and handed_over and takeovers > worlds:
+            break
         world = World(count, torture.random(count, steps_clocks, number))
         world.steps_clocks = steps_clocks
         for _ in range(FAULTY_TICKS):
@@ -320,7 +323,7 @@ def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, st
         takeovers += len(world.takeovers)
         handed_over += world.handed_over
     assert handed_over
-    assert takeovers > torture.count(4, 500)
+    assert takeovers > worlds
 
 
 @pytest.mark.parametrize("fault", ["killed", "killed with its node", "stands still", "cut off"])

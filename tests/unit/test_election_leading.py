@@ -49,7 +49,6 @@ from pushrep.election.push_session import BEGINS_ANEW, MAY_BECOME, REACTIONS, Se
 from pushrep.outbox.errors import CommandRefused
 from pushrep.outbox.promotion import ListChange
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replicate.election import too_few
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
@@ -934,11 +933,20 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
 def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
     own, another = of_generation(1, FIRST), of_generation(2, FIRST)
     without, older = replace(another, grant=None), of_generation(2, 0)
-    assert too_few(own.grant, own, {2: another}) is None
-    assert too_few(own.grant, own, {2: without}).needed == 2, "the silent one may have led"
-    assert too_few(own.grant, own, {0: of_generation(0, 0), 2: without}) is None, "a candidate can tell"
-    assert too_few(own.grant, replace(own, grant=None), {2: without}) is None, "nobody has one"
-    assert (too_few(own.grant, own, {2: older}).answered, too_few(own.grant, own, {}).needed) == (1, 2)
+    empty = replace(of_generation(1, FIRST, ends(0)), grant=None), replace(of_generation(2, FIRST, ends(0)), grant=None)
+
+    def too_few(own, *others):
+        found = {one.index: one for one in others}
+        return Candidate(1, Purpose.OPEN, own, first=another.grant).too_few_with(found)
+
+    assert too_few(own, another) is None
+    assert too_few(own, without).needed == 2, "its disk may have been lost, and the silent one may have led"
+    assert too_few(own, of_generation(0, 0), without).needed == 2, "there are records"
+    assert too_few(replace(own, grant=None), without) is None, "nobody has one"
+    assert too_few(replace(own, logs=empty[0].logs), replace(empty[1], index=0), empty[1]) is None, (
+        "no log has a record"
+    )
+    assert (too_few(own, older).answered, too_few(own).needed) == (1, 2)
 
 
 @pytest.mark.parametrize("purpose", Purpose)
