@@ -6,6 +6,7 @@ forms.
 `PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
 """
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -34,7 +35,6 @@ _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s -Dspark.sql.strea
 # where the archive still fits. Long forms, object stores and other releases of Spark have what users have.
 _local_files = Path(__file__).parents[1] / ".cache" / "spark-kafka" / "libs" / "hadoop-bare-naked-local-fs-0.1.0.jar"
 _AS_USERS = {"PUSHREP_TORTURE", "PUSHREP_SPARK_PYTHONS", "PUSHREP_STORES_JARS"}
-_sockets = None
 if _local_files.exists() and not _AS_USERS & os.environ.keys():
     os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_local_files))
     _SPARK_WAITS += " -Dspark.hadoop.fs.file.impl=com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
@@ -43,7 +43,8 @@ if _local_files.exists() and not _AS_USERS & os.environ.keys():
     # test that still asks for a server which is gone may get that port, and be the one. Files of the system have no
     # such strangers; they are not below TMPDIR, because a socket's path has 107 characters at most.
     if "JDK_JAVA_OPTIONS" not in os.environ:
-        _sockets = tempfile.mkdtemp(prefix="pushrep-", dir="/tmp")
+        _sockets, _pid = tempfile.mkdtemp(prefix="pushrep-", dir="/tmp"), os.getpid()
+        atexit.register(lambda: os.getpid() == _pid and shutil.rmtree(_sockets, ignore_errors=True))  # not in a fork
         _SPARK_WAITS += " -Dspark.python.unix.domain.socket.enabled=true"
         _SPARK_WAITS += f" -Dspark.python.unix.domain.socket.dir={_sockets}"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
@@ -126,11 +127,6 @@ def pytest_configure(config):
     config.stash[_STDERR] = os.dup(2)  # before a test's output is captured
     if config.getoption("numprocesses", None) and _IS_SHORT:
         config.pluginmanager.register(Standstill(3 * _SHORT_FORM_S))
-
-
-def pytest_unconfigure():
-    if _sockets:
-        shutil.rmtree(_sockets, ignore_errors=True)
 
 
 def pytest_itemcollected(item):

@@ -129,12 +129,16 @@ class LogSlice(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before."""
+    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before.
+
+    wanted: an offset; the index is to say which batch at or before it that is.
+    """
 
     base: int
     position: int
     next_offset: int
     leader_epoch: int = -1
+    wanted: int | None = None
 
 
 class LogSlices:
@@ -214,9 +218,9 @@ class LogSlices:
         """Where to begin a scan of the segment that finds `offset`."""
         position, epoch, is_next = 0, -1, segment == offset
         if self._next is not None and self._next.next_offset == offset:
-            before, behind, _, epoch = self._next
-            if before == segment:
-                position, is_next = behind, True
+            epoch = self._next.leader_epoch
+            if self._next.base == segment:
+                position, is_next = self._next.position, True
         what = ScanRange(
             base_offset=segment,
             position=position,
@@ -395,7 +399,7 @@ class BatchReader:
         if at < 0 or bases[at] == offset:
             return offset
         try:
-            step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+            step = next(self._scan(_Place(bases[at], 0, bases[at], wanted=offset), offset, _PAGE_BYTES), None)
         except CorruptBatch:  # a read there will raise it
             return offset
         return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
@@ -570,6 +574,8 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
+            if place.wanted is not None:
+                place = self._by_index(place.base, file, place.wanted)
             if (why := self.seals.contradiction(place.base, file)) is not None:
                 yield Damage(place.position, place.next_offset, why)
                 return
@@ -615,25 +621,18 @@ class BatchReader:
         return CorruptBatch(step.next_offset, segment_path(self._directory, base), step.position, reason)
 
     def _look_up(self, offset: int, *, fresh: bool) -> _Place:
-        """Where to begin a scan that finds `offset`, by the index. fresh: by the present names."""
+        """Where to begin a scan that finds `offset`. fresh: by the present names."""
         bases = self._log.bases(fresh=fresh)
         if not bases or not bases[0] <= offset or bases[-1] <= offset:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, offset) - 1
         if at < 0:
             raise OffsetOutOfRange(offset, *self._log.bounds())
-        return self._by_index(bases[at], offset)
+        return _Place(bases[at], 0, bases[at], wanted=offset)
 
-    def _by_index(self, base: int, offset: int) -> _Place:
-        try:
-            file = self._filesystem.open(segment_path(self._directory, base), writable=False)
-        except FileNotFoundError:
-            return _Place(base, 0, base)
-        try:
-            what = ScanRange(base_offset=base)
-            begun = begin_near(self._filesystem, self._directory, file, what, offset, self._ignore)
-        finally:
-            file.close()
+    def _by_index(self, base: int, file: File, wanted: int) -> _Place:
+        what = ScanRange(base_offset=base)
+        begun = begin_near(self._filesystem, self._directory, file, what, wanted, self._ignore)
         return _Place(base, begun.position, base if begun.next_offset is None else begun.next_offset)
 
     def _start_for_timestamp(self, timestamp_ms: int, bounds: Bounds) -> int | None:
@@ -689,7 +688,7 @@ class BatchReader:
     def _is_true(self, base: int, entry: tuple[int, int]) -> bool:
         """Whether the batch that a time entry names is there, with that time."""
         time_ms, offset = entry[0], base + entry[1]
-        step = next(self._scan(self._by_index(base, offset), offset, _PAGE_BYTES), None)
+        step = next(self._scan(_Place(base, 0, base, wanted=offset), offset, _PAGE_BYTES), None)
         if not isinstance(step, WholeBatch):
             return False
         return step.batch.header.base_offset <= offset and step.batch.header.max_timestamp_ms == time_ms
