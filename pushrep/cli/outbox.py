@@ -810,8 +810,8 @@ def _wait(outbox: Outbox, name: str, records: int, deadline: float) -> None:
                 show(records - lag.records, note=lag.trouble or "")
                 if time.monotonic() >= deadline:
                     raise
-                continue
-            return
+            else:
+                return
 
 
 def _lag(outbox: Outbox, name: str) -> DestinationLag:

@@ -586,9 +586,9 @@ class LogDirectory:
         names = set(self.filesystem.list(self.path))  # removed logs have no lines
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
-        found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
+        found = {_GIVEN_UP: read_given_up(self.path, names, self.filesystem)}
+        found |= {at: read_checkpoint(self.path, at, self.filesystem) for at in CheckpointFile if at is not _GIVEN_UP}
         self._compacted = compacted_logs(self.path, self.filesystem)
-        found[CheckpointFile.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
         self._offsets = {at: {n: o for n, o in of.items() if n in names or at in _OUTLIVE} for at, of in found.items()}
         for name in clean.keys() & names:  # the marker, too, says how far a log was on disk
             self._offsets[CheckpointFile.RECOVERY_POINT].setdefault(name, clean[name].end_offset)

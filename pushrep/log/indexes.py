@@ -157,6 +157,8 @@ class IndexFile:
 
     def keep(self, count: int) -> None:
         """Drop all but the first `count` entries, and bytes at the end that are no entry."""
+        if count >= len(self):
+            return
         del self._pending[max(0, count - self._written) :]
         if count < self._written:
             many = self._written - count > _KEPT_MAX
@@ -197,11 +199,11 @@ class IndexFile:
         return self._pending[at - 1] if at else self.floor(key)
 
     def count_up_to(self, key: int, column: int = 0) -> int:
-        """How many entries, of the file and in memory, have a number of at most `key` in `column`."""
-        count = 0
-        if self._written:
-            with self._opened() as file:
-                count = self._search(file, key, column) if file is not None else 0
+        """How many entries, of the file and in memory, have a number of at most `key` in `column`, which ascends."""
+        if self.last is None or 0 <= self.last[column] <= key:
+            return len(self)
+        with self._opened() as file:
+            count = self._search(file, key, column) if file is not None else 0
         return count + sum(entry[column] <= key for entry in self._pending)
 
     def ascends(self, *columns: int) -> bool:

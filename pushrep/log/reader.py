@@ -129,9 +129,8 @@ class LogSlice(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before.
-
-    wanted: an offset; the index is to say which batch at or before it that is.
+    """A batch's position in a segment, the offset that it has to begin with, the epoch of the batch before it. wanted:
+    an offset, if the index is to find the batch: one at or before it.
     """
 
     base: int
