@@ -806,15 +806,10 @@ def _wait(outbox: Outbox, name: str, records: int, deadline: float) -> None:
             try:
                 outbox.wait_shipped(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
             except ShippingTimeout:
-                lag = _lag(outbox, name)
+                lag = outbox.lag()[name]
+                assert isinstance(lag, DestinationLag), "it is the topic's"
                 show(records - lag.records, note=lag.trouble or "")
                 if time.monotonic() >= deadline:
                     raise
             else:
                 return
-
-
-def _lag(outbox: Outbox, name: str) -> DestinationLag:
-    lag = outbox.lag()[name]
-    assert isinstance(lag, DestinationLag), "it is the topic's"
-    return lag
