@@ -39,9 +39,9 @@ if _local_files.exists() and not _AS_USERS & os.environ.keys():
     os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_local_files))
     _SPARK_WAITS += " -Dspark.hadoop.fs.file.impl=com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
     _SPARK_WAITS += f" {FORKLESS}"
-    # Of its own Spark's JVM listens at a free port for one connection, that of its Python process. A client of another
-    # test that still asks for a server which is gone may get that port, and be the one. Files of the system have no
-    # such strangers; they are not below TMPDIR, because a socket's path has 107 characters at most.
+    # By default Spark's JVM listens at a free port, and takes one connection: its Python process's. If another test's
+    # server had that port before, a client that still looks for it may connect first. So Spark uses Unix sockets here.
+    # They are not below TMPDIR, because a socket's path has 107 characters at most.
     if "JDK_JAVA_OPTIONS" not in os.environ:
         _sockets, _pid = tempfile.mkdtemp(prefix="pushrep-", dir="/tmp"), os.getpid()
         atexit.register(lambda: os.getpid() == _pid and shutil.rmtree(_sockets, ignore_errors=True))  # not in a fork

@@ -761,6 +761,7 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
             say(f"{place.name}: skipped, process {error.pid} has it open", err=True)
             continue
         except ShippingTimeout as error:
+            # `error` has the time of the last look.
             raise ShippingTimeout(timeout_s or 0.0, error.records, error.reason) from None
         slot, name = ({}, "") if place == directory else ({"slot": place.name}, f"{place.name}: ")
         text = f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s"

@@ -288,7 +288,7 @@ class Candidate:
         return self._refuse(too_few)
 
     def too_few_with(self, answers: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
-        """Why it would have too few if it got these answers to its look and no more; None if they are enough."""
+        """Why it has too few members by these answers and no more; None if it has enough. Ask it before `start`."""
         self._answers |= answers
         return self._too_few(self.base)
 

@@ -781,7 +781,7 @@ class Replication:
         return True
 
     def _too_few(self, first: Grant, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
-        """Why an election by these answers would have too few; None if they are enough. first: where nobody has one."""
+        """Why an election by these answers has too few members; None if it has enough. first: as a Candidate's."""
         return Candidate(self._election.index, Purpose.OPEN, self._election.own(), first=first).too_few_with(found)
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:

@@ -59,11 +59,9 @@ class Buffers:
             return None
         try:
             for buffer, begin in self._kept:
-                try:
+                with suppress(BufferError):  # it has a view
                     buffer.append(buffer.pop())
-                except BufferError:  # it has a view. `suppress` would take a hundredth of a replay's time
-                    continue
-                return self._view(buffer, begin)
+                    return self._view(buffer, begin)
             if len(self._kept) >= _KEPT_MAX:
                 return None
             self._kept.append(self._made())

@@ -138,12 +138,15 @@ def test_what_was_set_where_a_member_leads_holds_in_each_takeover_by_it(members)
     def promoted():
         return open_outbox(members.directory(1), [members.address(2)])
 
-    members.lead().close()
-    members.promote(1, depose=True)  # a goodbye may come before the connection that would carry it
+    with members.lead() as outbox:
+        # Its goodbye goes over these connections.
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both are in sync")
+    members.promote(1)
     with promoted() as outbox:
+        wait_until(lambda: caught_up(outbox, members.address(2)), "it is in sync")
         assert ask(members.directory(1), "set", {"changes": {"segment_ms": 7}, "deleted": []}) == {"segment_ms": 7}
         assert outbox.log(0).config.segment_ms == 7
-    members.promote(2, depose=True)
+    members.promote(2)
     with (
         members.let_go(1) as (directory, _),
         election_in(
@@ -158,7 +161,7 @@ def test_what_was_set_where_a_member_leads_holds_in_each_takeover_by_it(members)
     ):
         config = election.logs[0].config
         assert (config.segment_ms, config.preallocate_bytes) == (7, 0)
-    members.promote(1, depose=True, catch_up=True)
+    members.promote(1, catch_up=True)
     with promoted() as outbox:
         assert outbox.log(0).config.segment_ms == 7
 

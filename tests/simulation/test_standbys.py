@@ -302,11 +302,12 @@ class World:
 @pytest.mark.parametrize("steps_clocks", [False, True], ids=["clocks that agree", "clocks that jump"])
 @pytest.mark.parametrize("count", [3, 5])
 def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, steps_clocks, torture):
-    takeovers = handed_over = 0
+    takeovers = handed_over = ran = 0
     worlds = torture.count(4, 500)
-    for number in range(3 * worlds):  # few worlds may have no handover by chance
-        if number >= worlds and handed_over and takeovers > worlds:
+    for number in range(3 * worlds):
+        if number >= worlds and handed_over:  # a few worlds may have no handover by chance
             break
+        ran += 1
         world = World(count, torture.random(count, steps_clocks, number))
         world.steps_clocks = steps_clocks
         for _ in range(FAULTY_TICKS):
@@ -323,7 +324,7 @@ def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, st
         takeovers += len(world.takeovers)
         handed_over += world.handed_over
     assert handed_over
-    assert takeovers > worlds
+    assert takeovers > ran
 
 
 @pytest.mark.parametrize("fault", ["killed", "killed with its node", "stands still", "cut off"])

@@ -933,7 +933,7 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
 def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
     own, another = of_generation(1, FIRST), of_generation(2, FIRST)
     without, older = replace(another, grant=None), of_generation(2, 0)
-    empty = replace(of_generation(1, FIRST, ends(0)), grant=None), replace(of_generation(2, FIRST, ends(0)), grant=None)
+    empty = [replace(of_generation(index, FIRST, ends(0)), grant=None) for index in (0, 2)]
 
     def too_few(own, *others):
         found = {one.index: one for one in others}
@@ -943,9 +943,7 @@ def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
     assert too_few(own, without).needed == 2, "its disk may have been lost, and the silent one may have led"
     assert too_few(own, of_generation(0, 0), without).needed == 2, "there are records"
     assert too_few(replace(own, grant=None), without) is None, "nobody has one"
-    assert too_few(replace(own, logs=empty[0].logs), replace(empty[1], index=0), empty[1]) is None, (
-        "no log has a record"
-    )
+    assert too_few(replace(own, logs=empty[0].logs), *empty) is None, "all answer, and no log has a record"
     assert (too_few(own, older).answered, too_few(own).needed) == (1, 2)
 
 
